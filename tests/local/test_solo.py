@@ -8,6 +8,7 @@ import pytest
 import torch
 
 import hydrogen_magic as hm
+from hydrogen_magic.node.worker.unsynchronized import _BYPASSED, _NOT_SYNCED
 from tests import library_ranks
 from tests.gangs import ended, notices_of
 
@@ -45,6 +46,41 @@ def test_ranks_that_exchange_nothing_are_reported(joins: bool, wraps: bool) -> N
     gang = ended(hm.launch(train, joins, wraps, np=2))
     gang.raise_for_state()
     assert (ALONE in notices_of(gang)) is not wraps, notices_of(gang)
+
+
+def train_inside(call: str, has_hook: bool) -> None:
+    """Take 25 steps, by a model in DDP that is called in another way than DDP needs."""
+    import contextlib
+    import time
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    ddp = DistributedDataParallel(torch.nn.Linear(2, 1))
+    if has_hook:
+        ddp.register_comm_hook(None, lambda state, bucket: bucket.gradients())
+    optimizer = torch.optim.SGD(ddp.parameters(), lr=0.1)
+    with ddp.no_sync() if call == "no_sync" else contextlib.nullcontext():
+        for _ in range(25):
+            optimizer.zero_grad()
+            (ddp.module if call == "module" else ddp)(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            time.sleep(0.02)  # the rank reports ten times a second
+
+
+@pytest.mark.parametrize(
+    ("call", "has_hook", "remedy"),
+    [("module", False, _BYPASSED), ("no_sync", False, _NOT_SYNCED), ("no_sync", True, "")],
+)
+def test_models_in_ddp_that_are_not_called_are_reported(
+    call: str, has_hook: bool, remedy: str
+) -> None:
+    gang = ended(hm.launch(train_inside, call, has_hook, np=2))
+    gang.raise_for_state()
+    said = [text for text in notices_of(gang).splitlines() if ALONE in text]
+    assert [text.endswith(remedy) for text in said] == [True] * bool(remedy), said
 
 
 def train_after_the_end_of_the_group() -> None:

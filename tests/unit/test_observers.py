@@ -104,6 +104,10 @@ def test_engines_of_each_cell_are_numbered_and_no_number_is_used_twice() -> None
 # ── spans ────────────────────────────────────────────────────────────────────────────────────────
 
 
+class Optimizer:
+    """An optimizer of torch, to the observer."""
+
+
 def test_a_step_that_was_stopped_does_not_hide_those_of_later_cells() -> None:
     before, after = list[Callable[..., None]](), list[Callable[..., None]]()
     module: Any = SimpleNamespace(
@@ -112,7 +116,7 @@ def test_a_step_that_was_stopped_does_not_hide_those_of_later_cells() -> None:
         register_optimizer_step_post_hook=after.append,
     )
     optimizer.attach(module)
-    stopped, next_one = object(), object()
+    stopped, next_one = Optimizer(), Optimizer()
 
     def step() -> None:
         for hook in (*before, *after):

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from types import SimpleNamespace
 
 import pytest
 
+from hydrogen_magic.node.worker import unsynchronized
 from hydrogen_magic.node.worker.unsynchronized import ExchangeCounter
 
 
@@ -52,6 +54,48 @@ def test_steps_between_collectives_are_not_reported(group: Group) -> None:
     assert not averaging.warning(50, is_over=False)
     group.count += 1
     assert not averaging.warning(500, is_over=True)
+
+
+BYPASSED, NOT_SYNCED = unsynchronized._BYPASSED, unsynchronized._NOT_SYNCED
+
+
+@pytest.mark.parametrize(
+    ("remedy", "exchanged_at", "steps", "alone"),
+    [
+        (BYPASSED, (), 32, 10),
+        (BYPASSED, (), 5, 4),
+        (BYPASSED, (), 1, 0),
+        (BYPASSED, range(2, 40), 40, 0),  # the model is called as it should be
+        (BYPASSED, range(2, 3), 40, 0),
+        (NOT_SYNCED, (), 32, 31),
+        (NOT_SYNCED, (), 150, 100),
+        (NOT_SYNCED, range(32, 97, 32), 96, 0),  # local SGD
+        ("", (), 90, 0),  # post-local SGD, by a hook, or no DDP
+        ("", (), 150, 100),
+    ],
+)
+def test_a_model_of_ddp_that_is_not_called_is_reported(
+    group: Group,
+    remedy: str,
+    exchanged_at: Sequence[int],
+    steps: int,
+    alone: int,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """DDP has broadcast the parameters: there were collectives before the first step."""
+    monkeypatch.setattr(unsynchronized, "_remedy_of_ddp", lambda optimizer: remedy)
+    counter = ExchangeCounter(0)
+    group.count = 3
+    found = []
+    for step in range(1, steps + 1):
+        group.count += step in exchanged_at
+        counter.note_step(group)
+        found.append(counter.warning(step, is_over=False))
+    found.append(counter.warning(steps, is_over=True))
+    assert not counter.warning(steps, is_over=True)
+    said = [text for text in found if text]
+    assert [int(text.split()[0]) for text in said] == [alone] * (alone > 0)
+    assert all(text.endswith(remedy) for text in said)
 
 
 def test_what_a_destroyed_group_exchanged_counts(group: Group) -> None:

@@ -9,7 +9,8 @@ from __future__ import annotations
 import gc
 import os
 import sys
-from collections.abc import Iterator
+import weakref
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from hydrogen_magic.core.library_types import derives_from, loaded
@@ -19,10 +20,12 @@ _STEPS = 10
 """Steps without any collective before it is reported; fewer at the end of the cell."""
 _STEPS_SINCE = 100
 """The same where there were some before: methods such as local SGD average every few dozen steps."""
+_BYPASSED = "call the DistributedDataParallel model, not the module inside it"
+_NOT_SYNCED = f"{_BYPASSED}, and outside of no_sync() for the last backward pass before each step"
 
 
 class ExchangeCounter:
-    """One rank's communication with others. The user's thread calls ``add_call`` and ``keep_counts``."""
+    """One rank's communication with others. Only ``warning`` is not called by the user's thread."""
 
     def __init__(self, rank: int) -> None:
         self.rendezvous = "torch"
@@ -33,12 +36,22 @@ class ExchangeCounter:
         self._calls = 0
         self._past = 0
         """Number of collectives of destroyed process groups."""
-        self._first: tuple[int, int] | None = None
-        """Steps and collectives at the time of the first steps."""
+        self._first: tuple[int, int | None] | None = None
+        """Steps and collectives at the time of the first steps; None if they are not counted."""
+        self._optimizer: Callable[[], Any] = lambda: None
+        """A weak reference to the optimizer of the first step."""
+        self._ddp_remedy: str | None = None
+        """What :func:`_remedy_of_ddp` returned; None before that had to be known."""
 
     def add_call(self) -> None:
         """Count a collective that is called from Python and exchanges data."""
         self._calls += 1
+
+    def note_step(self, optimizer: Any) -> None:
+        """Note that ``optimizer``, one of torch, has taken a step, before the step is counted."""
+        if self._first is None and not self._is_decided:
+            self._optimizer = weakref.ref(optimizer)
+            self._first = 1, self._exchanged()
 
     def keep_counts(self) -> None:
         """Keep the counts of the process groups, which are about to be destroyed."""
@@ -49,26 +62,40 @@ class ExchangeCounter:
         if self._is_decided or not steps:
             return ""
         world_size = int(os.environ.get("WORLD_SIZE", 1))
-        counts = list(_counts())
-        if None in counts:
-            self._is_decided = True
-            return ""
-        exchanged = self._calls + self._past + sum(filter(None, counts))
+        exchanged = self._exchanged()
         first_steps, first_exchanged = self._first = self._first or (steps, exchanged)
-        if world_size < 2 or exchanged > first_exchanged:
+        if (
+            world_size < 2
+            or exchanged is None
+            or first_exchanged is None
+            or exchanged > first_exchanged
+        ):
             self._is_decided = True
             return ""
         alone = steps - first_steps if exchanged else steps
-        if alone < (_STEPS_SINCE if exchanged else _STEPS) and not (is_over and not exchanged):
+        is_long = alone > 0 and self._is_long(alone, not exchanged, is_over)
+        self._is_decided = is_long or is_over
+        if not is_long or _averages_by_lost_group():
             return ""
-        self._is_decided = True
-        if _averages_by_lost_group():
-            return ""
-        remedy = self.join_advice or _remedy()
+        remedy = self.join_advice or self._ddp_remedy or _remedy()
         return (
             f"{counted(alone, 'optimizer step')} without any collective: each of "
             f"the {world_size} ranks trains its own model. To train one model, {remedy}"
         )
+
+    def _exchanged(self) -> int | None:
+        counts = list(_counts())
+        return None if None in counts else self._calls + self._past + sum(filter(None, counts))
+
+    def _is_long(self, alone: int, is_first: bool, is_over: bool) -> bool:
+        """Return whether no method takes so many steps alone; ``is_first``: before any collective."""
+        if alone < _STEPS and not is_over:
+            return False
+        if self._ddp_remedy is None or is_over:  # it examines all objects of the process
+            self._ddp_remedy = _remedy_of_ddp(self._optimizer()) or self._ddp_remedy or ""
+        if self._ddp_remedy and (is_over or self._ddp_remedy == _BYPASSED):
+            return True
+        return is_first or alone >= _STEPS_SINCE
 
 
 def _counts() -> Iterator[int | None]:
@@ -97,6 +124,20 @@ def _groups() -> list[Any]:
 def _objects(module: str, name: str) -> list[Any]:
     """Return the objects of a library's class in this process."""
     return [found for found in gc.get_objects() if derives_from(type(found), module, name)]
+
+
+def _remedy_of_ddp(optimizer: Any) -> str:
+    """Return how to have DDP average the gradients of ``optimizer``; "" without a model that would.
+
+    A model with a hook may leave out collectives: post-local SGD does. ``no_sync`` is also how local SGD
+    takes its steps.
+    """
+    own = {id(each) for group in getattr(optimizer, "param_groups", ()) for each in group["params"]}
+    for model in _objects("torch.nn.parallel", "DistributedDataParallel"):
+        has_hook = getattr(model, "_comm_hooks", ()) or model.process_group.size() < 2
+        if not has_hook and any(id(each) in own for each in model.parameters()):
+            return _BYPASSED if model.require_forward_param_sync else _NOT_SYNCED
+    return ""
 
 
 def _remedy() -> str:

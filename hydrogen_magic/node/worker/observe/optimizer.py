@@ -47,6 +47,7 @@ def attach(module: ModuleType) -> None:
             span_recording.end(reporter, _STEP, start_ns)
         current = _reporter.current()
         if current is not None:
+            current.exchanges.note_step(optimizer)
             current.steps.add(id(optimizer))
 
     module.register_optimizer_step_pre_hook(before_step)
