@@ -289,6 +289,37 @@ def test_extensions_are_compiled_visibly(tmp_path: Path) -> None:
     assert f"waits for {tmp_path}/lock, which no process of this machine has open" in notice
 
 
+def test_warnings_of_libraries_name_the_users_line(tmp_path: Path) -> None:
+    """Also a DeprecationWarning, which Python shows for lines of ``__main__`` alone."""
+    ended = run(
+        """
+        import warnings
+        import torch
+        import torch.distributed as dist
+        from hydrogen_magic.node.worker.observe.collectives import tracked_collective
+        from hydrogen_magic.node.worker.observe.helpers import claiming, followed
+        from hydrogen_magic.node.worker.observe.span_recording import recorded
+        def library(text):
+            warnings.warn(text, DeprecationWarning, stacklevel=2)
+        def noted(*results): pass
+        wrapped = tracked_collective("a", claiming(recorded("b", followed(library, noted))))
+        print(sys._getframe().f_lineno + 2)
+        for rank.is_recording in (False, True):
+            wrapped(str(rank.is_recording))
+        dist.init_process_group("gloo", rank=0, world_size=1, store=dist.HashStore())
+        model = torch.nn.Linear(1, 1)
+        torch.nn.parallel.DistributedDataParallel(model, broadcast_buffers=False)
+        """,
+        tmp_path,
+    )
+    line = int(ended.stdout)
+    warned = [text for text in ended.stderr.splitlines() if text.startswith("<string>:")]
+    assert warned[:2] == [
+        f"<string>:{line}: DeprecationWarning: {recording}" for recording in (False, True)
+    ], ended.stderr
+    assert warned[2].startswith(f"<string>:{line + 3}: FutureWarning: "), ended.stderr
+
+
 def test_stacks_of_the_anomaly_mode_begin_in_the_cell() -> None:
     text = hm.run(ranks.anomaly, np=1, quiet=True)
     first = text.splitlines()[1]

@@ -12,6 +12,7 @@ from typing import Any
 from urllib.parse import urlparse
 
 from hydrogen_magic.core.environment import hidden
+from hydrogen_magic.node.wrapping import wraps
 
 STORE = "HYDROGEN_MAGIC_STORE"
 """Variable with the address of the gang's store: the user's code may change those that torch reads."""
@@ -22,7 +23,7 @@ _ADDRESSES = ("MASTER_ADDR", "MASTER_PORT", STORE, _IS_SERVED)
 def at_any_store(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
     """Return torch's ``rendezvous``, for the gang's store and for one at an address of the user's code."""
 
-    @functools.wraps(rendezvous)
+    @wraps(rendezvous)
     def stores(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         made, is_of_user = rendezvous(url, *args, **kwargs), _is_of_user(url)
         # Without the variable, rank 0 opens the store, as without torchrun.
@@ -84,7 +85,7 @@ def attach_to_spawn(module: ModuleType) -> None:
     """Let processes that ``multiprocessing.popen_spawn_posix`` starts meet apart from the gang."""
     launch = module.Popen._launch
 
-    @functools.wraps(launch)
+    @wraps(launch)
     def launch_apart(*args: Any) -> Any:
         before = {name: os.environ[name] for name in _ADDRESSES if name in os.environ}
         _leave_gangs_store()

@@ -7,7 +7,6 @@ that were opened while a group was created. NCCL has one, in torch's ``_abort_pr
 from __future__ import annotations
 
 import ctypes
-import functools
 import gc
 import os
 import socket
@@ -17,6 +16,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
+
+from hydrogen_magic.node.wrapping import transparent, wraps
 
 _ERROR = 2
 """Of torch's levels."""
@@ -53,7 +54,7 @@ def attach(module: ModuleType) -> None:
 def pairwise(call: Callable[..., Any], torch: Any) -> Callable[..., Any]:
     """Return ``call``, which is ``isend`` or ``irecv``, noting whether it counts as a collective."""
 
-    @functools.wraps(call)
+    @wraps(call)
     def exchange(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():
             return call(*args, **kwargs)
@@ -69,6 +70,7 @@ def pairwise(call: Callable[..., Any], torch: Any) -> Callable[..., Any]:
 
 
 def _noting_sockets(create: Callable[..., Any]) -> Callable[..., Any]:
+    @transparent
     def new_process_group(*args: Any, **kwargs: Any) -> Any:
         before = _sockets()
         try:
@@ -87,7 +89,7 @@ def with_new_keys(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
     addresses that others had in it, and wait for a connection until the timeout, as under torchrun.
     """
 
-    @functools.wraps(rendezvous)
+    @wraps(rendezvous)
     def stores(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         for store, rank, world_size in rendezvous(url, *args, **kwargs):
             if url == "env://" and _process.n_joined > 0:

@@ -5,7 +5,6 @@ All of them also work in a plain process, which counts as the only rank and repo
 
 from __future__ import annotations
 
-import functools
 import inspect
 import os
 import sys
@@ -18,6 +17,7 @@ from hydrogen_magic.core.rank_gpu import gpu_of_rank
 from hydrogen_magic.node.worker import metric_points as _points
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker import spans as _spans
+from hydrogen_magic.node.wrapping import wraps
 
 if TYPE_CHECKING:
     import torch
@@ -203,14 +203,14 @@ class span:  # noqa: N801  used like a function, as contextlib.suppress is
         name = self._name
         if inspect.iscoroutinefunction(function):
 
-            @functools.wraps(function)
+            @wraps(function)
             async def awaited(*args: Any, **kwargs: Any) -> Any:
                 with span(name):
                     return await function(*args, **kwargs)
 
             return cast("_F", awaited)
 
-        @functools.wraps(function)
+        @wraps(function)
         def called(*args: Any, **kwargs: Any) -> Any:
             with span(name):
                 return function(*args, **kwargs)

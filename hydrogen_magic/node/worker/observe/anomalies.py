@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-import functools
 import traceback
 from types import ModuleType
 
 from hydrogen_magic.node.worker.main_thread import users_stack
+from hydrogen_magic.node.wrapping import wraps
 
 
 def attach(module: ModuleType) -> None:
     """Replace the function by which torch notes the stack of a forward call."""
     original = module.format_stack
 
-    @functools.wraps(original)
+    @wraps(original)
     def format_stack() -> list[str]:
         is_compiled = getattr(module, "should_preserve_node_meta", False)
         found: list[str] = original() if is_compiled else traceback.format_list(users_stack())

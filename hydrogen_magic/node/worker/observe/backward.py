@@ -8,7 +8,6 @@ its process group, so results and speed do not change.
 
 from __future__ import annotations
 
-import functools
 import sys
 from collections.abc import Callable, Sequence
 from types import ModuleType
@@ -19,6 +18,7 @@ from hydrogen_magic.core.events import GRADIENTS
 from hydrogen_magic.node.worker.observe import span_recording
 from hydrogen_magic.node.worker.observe.helpers import followed
 from hydrogen_magic.node.worker.spans import depth
+from hydrogen_magic.node.wrapping import wraps
 
 _NAME = "backward"
 _LEAST_NS = 50_000
@@ -41,7 +41,7 @@ def attach_to_ddp(module: ModuleType) -> None:
 
 
 def _recording(torch: ModuleType, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+    @wraps(original)
     def backward(*args: Any, **kwargs: Any) -> Any:
         if torch.compiler.is_compiling():  # must come first, as in recorded()
             return original(*args, **kwargs)

@@ -6,12 +6,12 @@ summaries of TensorFlow or TensorBoard that those make.
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker.observe import helpers
+from hydrogen_magic.node.wrapping import wraps
 
 
 def attach(module: ModuleType) -> None:
@@ -25,7 +25,7 @@ def attach_to_pools(module: ModuleType) -> None:
     """Have a pool's threads know what is recorded already; ``module`` is ``clu.asynclib``."""
     original = module.Pool.__call__
 
-    @functools.wraps(original)
+    @wraps(original)
     def __call__(self: Any, function: Callable[..., Any]) -> Any:  # noqa: N807
         return original(self, helpers.claiming(function) if helpers.is_claimed() else function)
 

@@ -21,6 +21,7 @@ from hydrogen_magic.core.events import COLLECTIVES
 from hydrogen_magic.node.rendezvous import torch_address, torch_groups
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe.span_recording import put
+from hydrogen_magic.node.wrapping import wraps
 
 NAMES = (
     "init_process_group",
@@ -73,7 +74,7 @@ def attach(module: ModuleType) -> None:
 
 
 def _noted(init: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(init)
+    @wraps(init)
     def init_process_group(*args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(init).bind_partial(*args, **kwargs).arguments
         torch_groups.note_arguments(given)
@@ -162,7 +163,7 @@ def tracked_collective(
         is_of_all = joins_all is not None and joins_all(*args, **kwargs)
         return reporter.collectives.enter(label, is_joining=is_joining, joins_all=is_of_all)
 
-    @functools.wraps(original)
+    @wraps(original)
     def collective(*args: Any, **kwargs: Any) -> Any:
         # Under torch.compile, the compiler can only replace the original.
         is_compiling = torch is not None and torch.compiler.is_compiling()
@@ -188,7 +189,7 @@ def without_arguments(*args: Any, **kwargs: Any) -> bool:
 
 
 def _tracked_destroy(original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+    @wraps(original)
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:
         reporter = _reporter.current()
         if reporter is not None:
@@ -205,7 +206,7 @@ def _tracked_destroy(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _recorded_wait(torch: Any, original: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+    @wraps(original)
     def wait(*args: Any, **kwargs: Any) -> Any:
         reporter = None if torch.compiler.is_compiling() else _reporter.current()
         # Most collectives wait themselves: that is part of their own span.

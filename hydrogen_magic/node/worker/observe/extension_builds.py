@@ -17,6 +17,7 @@ from typing import Any
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.wrapping import wraps
 
 _REMOVED_S = 2.0
 """A file is removed this long after it was closed, at most."""
@@ -38,7 +39,7 @@ def explain_waits(module: ModuleType, say: Callable[[str], None]) -> None:
         return
     wait = module.FileBaton.wait
 
-    @functools.wraps(wait)
+    @wraps(wait)
     def waiting(baton: Any) -> None:
         if _is_abandoned(Path(baton.lock_file_path)):
             text = f"waits for {baton.lock_file_path}, which no process of this machine has open"
@@ -49,7 +50,7 @@ def explain_waits(module: ModuleType, say: Callable[[str], None]) -> None:
 
 
 def _shown(load: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(load)
+    @wraps(load)
     def showing(name: str, *args: Any, **kwargs: Any) -> Any:
         _show_activity(f"compiling {name}")
         try:

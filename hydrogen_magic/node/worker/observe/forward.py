@@ -12,6 +12,7 @@ from types import CodeType, FrameType, ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker.observe import span_recording
+from hydrogen_magic.node.wrapping import transparent
 
 _FORWARD, _LOSS = "forward", "loss"
 
@@ -58,6 +59,7 @@ def follow(is_recording: bool) -> None:
 
 # No closure, and no outside state that changes: a model compiled during a recording stays compiled,
 # since the compiler guards all objects that this function refers to.
+@transparent
 def _recording(self: Any, *args: Any, **kwargs: Any) -> Any:
     if _patched.torch.compiler.is_compiling():  # must come first, as in recorded()
         return _patched.original(self, *args, **kwargs)

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.wrapping import wraps
 
 _Made = TypeVar("_Made")
 _callbacks: dict[tuple[type[Any], type[Any]], type[Any]] = {}
@@ -95,7 +96,7 @@ class Nesting(threading.local):
         ``see`` takes the arguments of each call before it, except of those inside of another one.
         """
 
-        @functools.wraps(original)
+        @wraps(original)
         def calls(*args: Any, **kwargs: Any) -> Any:
             if see is not None and not self.depth:
                 see(*args, **kwargs)
@@ -121,7 +122,7 @@ directly are recorded too.
 def followed(original: Callable[..., Any], by: Callable[..., object]) -> Callable[..., Any]:
     """Return ``original``, wrapped: ``by`` takes the result and the arguments of each call after it."""
 
-    @functools.wraps(original)
+    @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         by(result, *args, **kwargs)

@@ -7,7 +7,6 @@ a logger that is itself observed (TensorBoard, W&B, MLflow) is recorded by what 
 
 from __future__ import annotations
 
-import functools
 import weakref
 from collections.abc import Mapping
 from numbers import Number
@@ -16,6 +15,7 @@ from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import helpers
+from hydrogen_magic.node.wrapping import wraps
 
 _OBSERVED_LOGGERS = {"MLflowLogger", "TensorboardLogger", "WandBLogger"}
 
@@ -35,7 +35,7 @@ def attach(module: ModuleType) -> None:
     """Patch ``Engine.run``; ``module`` is ``ignite.engine.engine``."""
     original = module.Engine.run
 
-    @functools.wraps(original)
+    @wraps(original)
     def run(self: Any, *args: Any, **kwargs: Any) -> Any:
         if _reporter.current() is None:
             return original(self, *args, **kwargs)
@@ -49,7 +49,7 @@ def attach_to_loggers(module: ModuleType) -> None:
     """Note which engines have loggers; ``module`` is ``ignite.handlers.base_logger``."""
     original = module.BaseLogger.attach
 
-    @functools.wraps(original)
+    @wraps(original)
     def attach(self: Any, engine: Any, log_handler: Any, *args: Any, **kwargs: Any) -> Any:
         kinds = {kind.__name__ for kind in type(self).__mro__}
         if "ProgressBar" in kinds:

@@ -8,7 +8,6 @@ draw it instead. With ``verbose=0`` there is no bar here either.
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 import weakref
@@ -18,6 +17,7 @@ from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import helpers
+from hydrogen_magic.node.wrapping import wraps
 
 _seen: weakref.WeakSet[Any] = weakref.WeakSet()
 """Models whose metrics are recorded here."""
@@ -32,7 +32,7 @@ def attach(module: ModuleType, hooks: type[KerasHooks] | None = None) -> None:
     observer = helpers.callback_class(hooks or KerasHooks, module.Callback)
     original = module.CallbackList.__init__
 
-    @functools.wraps(original)
+    @wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         is_rank = _reporter.current() is not None
         verbose = kwargs.get("verbose")

@@ -14,6 +14,7 @@ from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import helpers
+from hydrogen_magic.node.wrapping import wraps
 
 _bars: weakref.WeakKeyDictionary[Any, dict[int, helpers.LibraryBar]] = weakref.WeakKeyDictionary()
 """``Progress`` -> the bars of its tasks, by their numbers."""
@@ -59,7 +60,7 @@ def _silence(_: None, progress: Any, /, *args: Any, **kwargs: Any) -> None:
 
 
 def _stopping(original: Callable[[Any], None]) -> Callable[[Any], None]:
-    @functools.wraps(original)
+    @wraps(original)
     def stop(self: Any) -> None:
         if isinstance(self.live, _NotDrawn):
             self.live.stop()  # the original would print an empty line

@@ -7,7 +7,6 @@ Times are those of the host: pending work of a GPU appears where the host waits 
 
 from __future__ import annotations
 
-import functools
 import sys
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.spans import depth
+from hydrogen_magic.node.wrapping import transparent, wraps
 
 open_spans: set[str] = set()
 """Names of the open spans of the main thread."""
@@ -25,7 +25,7 @@ def recorded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``original`` with its outermost calls recorded as ``name``."""
     torch = sys.modules["torch"]  # possibly only partly imported: nothing of it may be used yet
 
-    @functools.wraps(original)
+    @wraps(original)
     def recording(*args: Any, **kwargs: Any) -> Any:
         # Must come first: the compiler treats it as a constant, and neither traces the code behind
         # it nor recompiles when that changes.
@@ -36,6 +36,7 @@ def recorded(name: str, original: Callable[..., Any]) -> Callable[..., Any]:
     return recording
 
 
+@transparent
 def call(
     name: str, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]
 ) -> Any:

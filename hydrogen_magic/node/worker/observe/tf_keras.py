@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Mapping
 from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker.observe import keras
+from hydrogen_magic.node.wrapping import wraps
 
 
 def attach(module: ModuleType) -> None:
@@ -20,7 +20,7 @@ def attach_to_models(module: ModuleType) -> None:
     models: Any = module
     original = models._get_verbosity
 
-    @functools.wraps(original)
+    @wraps(original)
     def marked(verbose: Any, strategy: Any) -> Any:
         found = original(verbose, strategy)
         return keras.Automatic(found) if verbose == "auto" else found

@@ -6,7 +6,6 @@ user sends to a file is printed there, and reported too.
 
 from __future__ import annotations
 
-import functools
 import sys
 from importlib.abc import Loader
 from importlib.machinery import ModuleSpec
@@ -15,6 +14,7 @@ from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import helpers
+from hydrogen_magic.node.wrapping import wraps
 
 _FILE_POSITION = 4
 """Position of ``file`` among the arguments of ``tqdm.__init__``, after ``self``."""
@@ -49,7 +49,7 @@ class _Silent:
 
 
 def _silent_init(original: Any) -> Any:
-    @functools.wraps(original)
+    @wraps(original)
     def __init__(self: Any, *args: Any, **kwargs: Any) -> None:  # noqa: N807
         is_positional = len(args) > _FILE_POSITION
         file = args[_FILE_POSITION] if is_positional else kwargs.get("file")
@@ -67,7 +67,7 @@ def _silent_init(original: Any) -> Any:
 
 
 def _silent_display(original: Any) -> Any:
-    @functools.wraps(original)
+    @wraps(original)
     def display(self: Any, *args: Any, **kwargs: Any) -> Any:
         # Formatting is most of a bar's cost, and its result is not used here.
         if getattr(self, "_hydrogen_silent", False):
@@ -83,7 +83,7 @@ def _report_open(_: Any, bar: Any, /, *__: Any, **___: Any) -> None:
 
 
 def _reporting_close(original: Any) -> Any:
-    @functools.wraps(original)
+    @wraps(original)
     def close(self: Any) -> None:
         # Called again by __del__, and for bars whose __init__ raised.
         was_open = not getattr(self, "disable", True)
