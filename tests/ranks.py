@@ -162,10 +162,15 @@ def reduce_different_shapes() -> None:
     dist.all_reduce(torch.ones(2 + hm.rank()))
 
 
-def meet_as_children(start_method: str, *ports: int) -> None:
-    """Start two processes that meet: at a port of the code's own, or by the variables of this rank."""
+def meet_as_children(start_method: str, *ports: int, with_ranks_port: bool = False) -> None:
+    """Start two processes that meet: at a port of the code's own, or by the variables of this rank.
+
+    ``with_ranks_port``: they are passed its variable, as by Ignite's launcher.
+    """
     from torch.multiprocessing import start_processes
 
+    if with_ranks_port:
+        ports = (int(os.environ["MASTER_PORT"]),)
     start_processes(_meet_as_child, ports, nprocs=2, start_method=start_method)
 
 

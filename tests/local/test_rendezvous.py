@@ -208,6 +208,29 @@ def test_ranks_meet_at_an_address_of_their_code(by_url: bool, total: float) -> N
 def test_processes_that_a_rank_starts_meet_apart_from_the_gang(start_method: str) -> None:
     hm.run(ranks.meet_as_children, start_method, free_port(), np=1)
     hm.run(ranks.meet_as_children, start_method, np=2)
+    hm.run(ranks.meet_as_children, start_method, with_ranks_port=True, np=2)
+
+
+@pytest.mark.parametrize(
+    ("port", "text"),
+    [
+        (
+            "12355",
+            "each of the 2 ranks starts processes that meet at port 12355: launch with --np 1",
+        ),
+        ("200", "all join with rank 0 at port 300: launch as many ranks"),
+    ],
+)
+def test_processes_that_cannot_open_a_store_say_what_to_do(
+    port: str, text: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def in_use(url: str) -> Iterator[None]:
+        raise RuntimeError("code: -98, name: EADDRINUSE")
+        yield
+
+    monkeypatch.setenv("HYDROGEN_MAGIC_LEFT_STORE", "2 200 300")
+    with pytest.raises(RuntimeError, match=text):
+        next(torch_address.at_any_store(in_use)(f"tcp://localhost:{port}"))
 
 
 def test_ranks_of_several_hosts_do_not_wait_at_localhost(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,18 +6,21 @@ import functools
 import os
 import socket
 from collections.abc import Callable, Iterator
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 from urllib.parse import urlparse
 
 from hydrogen_magic.core.environment import hidden
+from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.node.wrapping import wraps
 
 STORE = "HYDROGEN_MAGIC_STORE"
 """Variable with the address of the gang's store: the user's code may change those that torch reads."""
 _IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
-_ADDRESSES = ("MASTER_ADDR", "MASTER_PORT", STORE, _IS_SERVED)
+_LEFT = "HYDROGEN_MAGIC_LEFT_STORE"
+"""Variable of processes that a rank starts: number of ranks, port of the gang's store, port of their own."""
+_ADDRESSES = ("MASTER_ADDR", "MASTER_PORT", STORE, _IS_SERVED, _LEFT)
 
 
 def at_any_store(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
@@ -25,6 +28,11 @@ def at_any_store(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
 
     @wraps(rendezvous)
     def stores(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
+        if _LEFT in os.environ:
+            url = _apart_from_gang(url)
+            with _explained(url):
+                yield from rendezvous(url, *args, **kwargs)
+            return
         made, is_of_user = rendezvous(url, *args, **kwargs), _is_of_user(url)
         # Without the variable, rank 0 opens the store, as without torchrun.
         with hidden(_IS_SERVED) if is_of_user else nullcontext():
@@ -48,11 +56,8 @@ def _is_of_user(url: str) -> bool:
     Raises ValueError for one at which ranks on several hosts cannot meet.
     """
     _, _, gangs = os.environ.get(STORE, "").rpartition(":")
-    where = urlparse(url)
-    host, port = where.hostname, str(where.port)
-    if where.scheme == "env":
-        host, port = (os.environ.get(f"MASTER_{part}", "") for part in ("ADDR", "PORT"))
-    if not gangs or where.scheme not in ("env", "tcp") or port == gangs:
+    scheme, host, port = _address(url)
+    if not gangs or scheme not in ("env", "tcp") or port == gangs:
         return False
     has_many_hosts = os.environ.get("LOCAL_WORLD_SIZE") != os.environ.get("WORLD_SIZE")
     if has_many_hosts and host in ("localhost", "127.0.0.1", "::1"):
@@ -61,6 +66,14 @@ def _is_of_user(url: str) -> bool:
             " it without init_method, and do not set MASTER_ADDR and MASTER_PORT"
         )
     return True
+
+
+def _address(url: str) -> tuple[str, str | None, str]:
+    """Return scheme, host and port of ``url``, by the variables that torch reads for ``env://``."""
+    where = urlparse(url)
+    if where.scheme == "env":
+        return "env", os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
+    return where.scheme, where.hostname, str(where.port)
 
 
 def _refuse_missing_ranks(world_size: int) -> None:
@@ -86,15 +99,32 @@ def attach_to_spawn(module: ModuleType) -> None:
     launch = module.Popen._launch
 
     @wraps(launch)
-    def launch_apart(*args: Any) -> Any:
+    def launch_apart(popen: Any, process: Any) -> Any:
         before = {name: os.environ[name] for name in _ADDRESSES if name in os.environ}
         _leave_gangs_store()
+        process._meets_apart = _MeetsApart()
         try:
-            return launch(*args)
+            return launch(popen, process)
         finally:
+            del process._meets_apart
+            os.environ.pop(_LEFT, None)
             os.environ.update(before)
 
     module.Popen._launch = launch_apart
+
+
+class _MeetsApart:
+    """Where it is unpickled, torch's ``rendezvous`` is that of a process which a rank has started."""
+
+    def __reduce__(self) -> Any:
+        return _attach_in_child, ()
+
+
+def _attach_in_child() -> None:
+    def attach(module: ModuleType) -> None:
+        module.rendezvous = at_any_store(module.rendezvous)  # type: ignore[attr-defined]
+
+    hooks.add("torch.distributed.distributed_c10d", attach)
 
 
 def _leave_gangs_store() -> None:
@@ -102,10 +132,49 @@ def _leave_gangs_store() -> None:
 
     They would take the gang's for theirs, or wait for one at an address that they set.
     """
-    gangs = os.environ.pop(STORE, "")
+    _, _, gangs = os.environ.pop(STORE, "").rpartition(":")
     os.environ.pop(_IS_SERVED, None)
-    if gangs and gangs == ":".join(os.environ.get(name, "") for name in _ADDRESSES[:2]):
-        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=_port_of_children())
+    if gangs:
+        os.environ[_LEFT] = f"{os.environ.get('WORLD_SIZE', 1)} {gangs} {_port_of_children()}"
+        _apart_from_gang("env://")
+
+
+def _apart_from_gang(url: str) -> str:
+    """Return ``url`` with the port of this rank's children in place of the gang's; change variables, too.
+
+    Launchers pass on the address that they have found in the rank.
+    """
+    _, gangs, own = os.environ[_LEFT].split()
+    scheme, _, port = _address(url)
+    if port != gangs:
+        return url
+    if scheme == "env":
+        os.environ.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=own)
+        return url
+    return urlparse(url)._replace(netloc=f"127.0.0.1:{own}").geturl()
+
+
+@contextmanager
+def _explained(url: str) -> Iterator[None]:
+    """Say what to do where processes of a rank cannot open a store, since others of the gang have."""
+    try:
+        yield
+    except RuntimeError as error:  # a DistNetworkError
+        n_ranks, _, own = os.environ[_LEFT].split()
+        port = _address(url)[2]
+        if "EADDRINUSE" not in str(error) or (n_ranks == "1" and port != own):
+            raise
+        if port == own:
+            text = (
+                f"processes that this rank has started all join with rank 0 at port {port}: launch as many"
+                " ranks (--np), and start no processes in the cell (Lightning: strategy='ddp')"
+            )
+        else:
+            text = (
+                f"each of the {n_ranks} ranks starts processes that meet at port {port}: launch with --np 1,"
+                " or call the function directly with hm.rank() and hm.world_size()"
+            )
+        raise type(error)(f"EADDRINUSE: {text}") from error
 
 
 @functools.cache
