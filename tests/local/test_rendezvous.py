@@ -205,9 +205,14 @@ def test_ranks_meet_at_an_address_of_their_code(by_url: bool, total: float) -> N
 
 
 @pytest.mark.parametrize("start_method", ["spawn", "fork"])
-def test_processes_that_a_rank_starts_meet_apart_from_the_gang(start_method: str) -> None:
+def test_processes_that_a_rank_starts_meet_apart_from_the_gang(
+    start_method: str, capsys: pytest.CaptureFixture[str]
+) -> None:
     hm.run(ranks.meet_as_children, start_method, free_port(), np=1)
+    apart = "starts 2 more processes"
+    assert apart not in capsys.readouterr().out
     hm.run(ranks.meet_as_children, start_method, np=2)
+    assert capsys.readouterr().out.count(f"rank 0: {apart}") == 1
     hm.run(ranks.meet_as_children, start_method, with_ranks_port=True, np=2)
 
 
