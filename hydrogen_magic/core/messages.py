@@ -560,9 +560,10 @@ class TaskAttached(AgentReport):
 
 @dataclass(frozen=True)
 class TaskDetached(AgentReport):
-    """A task has exited before its rank was started."""
+    """A task has exited while its rank was not running."""
 
     task: TaskHello
+    why: str
 
 
 # ── files of ranks ───────────────────────────────────────────────────────────────────────────────

@@ -208,7 +208,7 @@ class RankSession:
     @property
     def loss(self) -> str:
         """What is lost with its ranks, as the end of a sentence."""
-        return f"; its ranks held {self.shown_names}" if self.shown_names else ""
+        return f"; lost with its ranks: {self.shown_names}" if self.shown_names else ""
 
     def begin_cell(self, stop: Callable[[str, bool], None]) -> None:
         """A cell begins, which ``stop`` stops."""

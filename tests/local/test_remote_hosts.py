@@ -316,6 +316,18 @@ def test_infer_runs_on_the_ranks_of_a_session_elsewhere(
             lab.end()
 
 
+def test_a_task_that_is_killed_between_cells_ends_its_session(
+    directories: list[Path], notebook_shell: InteractiveShell
+) -> None:
+    where = "--np 2 --session lab --on directories --quiet"
+    notebook_shell.run_cell_magic("distributed", where, "kept = 1")
+    (lab,) = sessions.sessions()
+    os.kill(task_in(directories[1]), signal.SIGKILL)
+    wait_until(lambda: lab.why_ended)
+    assert re.fullmatch(r"the Python process of its task ended \(on host \S+\)", lab.why_ended)
+    assert lab.loss == "; lost with its ranks: kept"
+
+
 @pytest.mark.parametrize(
     "call",
     [

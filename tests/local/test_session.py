@@ -276,8 +276,8 @@ def test_a_rank_that_dies_ends_the_session_and_the_report_names_its_variables(ce
     (session,) = sessions.sessions()
     with pytest.raises(RankFailedError, match="rank 1"):
         cells.on_ranks("if hm.rank() == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(1000)")
-    assert "ranks held weights" in session.loss and not sessions.sessions()
-    said = r"'lab' has ended: .*rank 1 was killed by SIGKILL.* held weights"
+    assert "lost with its ranks: weights" in session.loss and not sessions.sessions()
+    said = r"'lab' has ended: .*rank 1 was killed by SIGKILL.*: weights"
     with pytest.raises(CaptureError, match=said):
         cells.on_ranks("weights", "--np 2")
 
@@ -390,7 +390,7 @@ def test_a_cell_that_ends_before_it_begins_or_with_its_session(cells: Cells) -> 
     gang.wait()
     with pytest.raises(GangStoppedError, match="stopped by %gang end"):
         gang.raise_for_state()
-    text = "session 'lab' has ended: ended by %gang end; its ranks held kept"
+    text = "session 'lab' has ended: ended by %gang end; lost with its ranks: kept"
     assert text in notices_of(gang)
 
 
@@ -597,7 +597,7 @@ atexit.register(print, "saving");"""  # runs first, and must not fail
     wait_until_gone(pids)
     assert len(list(tmp_path.glob("left*"))) == 2
     gang = cells.on_ranks("1", "--np 2 --detach")
-    assert "0.2 s without a cell; its ranks held found, kept, path" in notices_of(ended(gang))
+    assert "0.2 s without a cell; lost with its ranks: found, kept, path" in notices_of(ended(gang))
     cells.run("%gang end lab")
     assert "session 'lab' has ended" in capsys.readouterr().out
     with pytest.raises(UsageError, match="%gang end NAME: no session is running"):

@@ -260,10 +260,11 @@ class RemoteLink(KernelLink):
         del self._attached[hello.number]
         rank = self._ranks.get(hello.number)
         where = f"{hello.place} on host {os.uname().nodename}".lstrip()
+        why = f"{why} ({where})"
         if self._group is not None and rank is not None:
-            self._group.fail_rank(rank, ErrorReport("TaskLost", f"{why} ({where})"))
+            self._group.fail_rank(rank, ErrorReport("TaskLost", why))
         else:
-            self._link.send(msg.TaskDetached(hello))
+            self._link.send(msg.TaskDetached(hello, why))
         if not self._attached and self._group is None:
             self._serving = None
 

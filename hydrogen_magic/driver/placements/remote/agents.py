@@ -36,8 +36,8 @@ class AttemptWaiter(Protocol):
     def on_attached(self, agent: RemoteAgent, task: msg.TaskHello) -> None:
         """A task has come to its machine's agent."""
 
-    def on_detached(self, agent: RemoteAgent, task: msg.TaskHello) -> None:
-        """A task has exited before its rank was started."""
+    def on_detached(self, agent: RemoteAgent, task: msg.TaskHello, why: str) -> None:
+        """A task has exited while its rank was not running."""
 
 
 class RemoteAgent(AgentClient):
@@ -91,7 +91,7 @@ class RemoteAgent(AgentClient):
             case msg.TaskAttached():
                 self._agent_pool.attached(self, report.task)
             case msg.TaskDetached():
-                self._agent_pool.detached(self, report.task)
+                self._agent_pool.detached(self, report.task, report.why)
             case _:
                 if isinstance(report, msg.Hello):
                     self.host, self.interface = report.host, report.interface
@@ -368,10 +368,10 @@ class RemoteAgentPool:
         else:  # it connected after the wait was over
             agent.send(msg.ReleaseTasks(task.gang, task.attempt))
 
-    def detached(self, agent: RemoteAgent, task: msg.TaskHello) -> None:
+    def detached(self, agent: RemoteAgent, task: msg.TaskHello, why: str) -> None:
         agent_group = self.waiters.get((task.gang, task.attempt))
         if agent_group is not None:
-            agent_group.on_detached(agent, task)
+            agent_group.on_detached(agent, task, why)
 
     async def close(self) -> None:
         """End all agents, and the gangs that run there or wait for them."""

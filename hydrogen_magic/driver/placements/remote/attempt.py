@@ -212,12 +212,12 @@ class RemoteAttempt:
         self._attached[task.number] = rank_assignment.AttachedTask(agent, task)
         self._changed.set()
 
-    def on_detached(self, agent: RemoteAgent, task: msg.TaskHello) -> None:
-        """A task has exited before its rank was started; the provider's own report follows."""
+    def on_detached(self, agent: RemoteAgent, task: msg.TaskHello, why: str) -> None:
+        """A task has exited while its rank was not running; the provider's own report follows."""
         known = self._attached.get(task.number)
         if known is not None and known.agent is agent:  # else another task has its number by now
             del self._attached[task.number]
-        self._on_lost(f"a {task.kind} ended on host {task.host or task.machine}")
+        self._on_lost(why)
 
     # ── ranks ──
 
