@@ -202,6 +202,8 @@ STOP_REASONS = {
 }
 """Why gangs are stopped -> the reason that views show meanwhile, and that of the end; after a failure the
 latter is the failure. A cell fails while it waits by its view, for example."""
+QUEUED_TIMEOUT = "stopped: it waited for slots longer than its timeout of {timeout:g} s: {why}"
+"""The reason of the end for ``timeout``, while the attempt had not enough slots."""
 
 
 @dataclass(frozen=True)

@@ -385,11 +385,22 @@ class GangController:
         if outcome == "SUCCEEDED":
             return f"{counted(len(state.ranks), 'rank')} finished"
         if outcome == "STOPPED":
-            _, text = ev.STOP_REASONS[state.stop_reason]
-            return text.format(timeout=self._job.spec.timeout_s or 0)
+            return self._stop_text()
         if self._culprit is None and state.fault:
             return _first_line(state.fault.message)
         return self._headline or "the gang failed"
+
+    def _stop_text(self) -> str:
+        state, timeout_s = self._run.state, self._job.spec.timeout_s or 0
+        before = state.before_stop
+        if state.stop_reason == "timeout" and before is not None and before.queued is not None:
+            have, wanted = before.queued
+            why = "; ".join(
+                filter(None, [f"{have} of {counted(wanted, 'slot')}", before.waits_for])
+            )
+            return ev.QUEUED_TIMEOUT.format(timeout=timeout_s, why=why)
+        _, text = ev.STOP_REASONS[state.stop_reason]
+        return text.format(timeout=timeout_s)
 
     def _finish(self, error: BaseException | None) -> None:
         outcome = self._settled

@@ -167,7 +167,8 @@ class RankSession:
             return ""
         # Ranks that returned before the kill still wait.
         self._ending = asyncio.ensure_future(self.agents.end_session())
-        why = f"its ranks have ended with a cell{cause and ': '}{cause}"
+        have_started = "its ranks have ended with a cell"
+        why = f"{have_started if self.hosts else 'no rank has started'}{cause and ': '}{cause}"
         self._why_ended = self._why_ended or why
         if self.name == UNNAMED:
             return ""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -17,11 +17,12 @@ from hydrogen_magic.driver import start_watch
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink
 from hydrogen_magic.driver.placements.local import LocalPlacement
 from hydrogen_magic.driver.state.gang_state import GangState, replay
+from hydrogen_magic.errors import GangTimeoutError
 from hydrogen_magic.views.text_table import gang_lines, headline
 from hydrogen_magic.views.widget import rank_rows
 from hydrogen_magic.views.widget.page_updates import PageUpdates
 from tests import plain_ranks
-from tests.gangs import PATIENCE_S
+from tests.gangs import PATIENCE_S, notices_of
 
 START_TIMEOUT_S = 2.0
 PART_S = 0.1
@@ -109,10 +110,12 @@ class WaitingAgentGroup:
         self.data_s = 0.0
         """Time that data takes to reach the hosts before the closure does."""
         self._over = asyncio.Event()
+        self.is_retained = False
+        self.on_lost: Callable[[str], None] = print
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         zero_s = attempt.job.clock_zero_s
-        sink.emit(ev.Queued(time.monotonic() - zero_s, 1, 2))
+        sink.emit(ev.Queued(time.monotonic() - zero_s, 1, 2, "etl holds 1 slot"))
         await asyncio.to_thread(self.has_room.wait, PATIENCE_S)
         sink.emit(ev.Queued(time.monotonic() - zero_s, 2, 2))
         if self.data_s:
@@ -129,6 +132,9 @@ class WaitingAgentGroup:
         self._over.set()
 
     kill = stop
+
+    async def end_session(self) -> None:
+        pass
 
     def send(self, command: AgentCommand) -> None:
         raise AssertionError("there is no rank yet")
@@ -187,3 +193,14 @@ def test_a_gang_that_waits_for_room_can_be_stopped(agent_group: WaitingAgentGrou
     assert not gang.wait(0.05)
     gang.stop()
     assert gang.wait(PATIENCE_S) and gang.state == "STOPPED"
+
+
+def test_a_timeout_while_it_waits_for_room_is_one_of_the_wait(
+    agent_group: WaitingAgentGroup,
+) -> None:
+    """Its session has had no rank."""
+    gang = hm.launch(plain_ranks.environment, np=2, session="lab", timeout=0.1)
+    assert gang.wait(PATIENCE_S)
+    with pytest.raises(GangTimeoutError, match=r"waited for slots .* 0\.1 s: 1 of 2 slots; etl"):
+        gang.raise_for_state()
+    assert notices_of(gang) == "session 'lab' has ended: no rank has started"
