@@ -83,6 +83,58 @@ def test_models_in_ddp_that_are_not_called_are_reported(
     assert [text.endswith(remedy) for text in said] == [True] * bool(remedy), said
 
 
+class ByRank(torch.utils.data.TensorDataset):
+    """On each rank, other samples."""
+
+    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]:
+        return super().__getitem__(index + 8 * hm.rank())
+
+    def __len__(self) -> int:
+        return 8
+
+
+def train_on(data: torch.utils.data.TensorDataset, how: str) -> None:
+    """Read an epoch of ``data``, in batches of 4, with a step of a DDP model for each of them."""
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+    from torch.utils.data import DataLoader, DistributedSampler, TensorDataset
+
+    dist.init_process_group("gloo")
+    if how == "shortened on the rank":
+        data.tensors = (data.tensors[0][hm.rank() :: 2],)
+    elif how == "made on the rank":
+        data = TensorDataset(*data.tensors)
+    sampler = DistributedSampler(data) if how == "sampled" else None
+    loader = DataLoader(data, batch_size=4, sampler=sampler, shuffle=sampler is None)
+    model = DistributedDataParallel(torch.nn.Linear(1, 1))
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    for (batch,) in loader:
+        if how != "evaluated":
+            model(batch).sum().backward()
+            optimizer.step()
+
+
+@pytest.mark.parametrize(
+    ("data", "how", "is_reported"),
+    [
+        (torch.utils.data.TensorDataset, "shuffled", True),
+        (torch.utils.data.TensorDataset, "sampled", False),
+        (torch.utils.data.TensorDataset, "evaluated", False),
+        (torch.utils.data.TensorDataset, "shortened on the rank", False),
+        (torch.utils.data.TensorDataset, "made on the rank", False),
+        (ByRank, "shuffled", False),
+    ],
+)
+def test_ranks_that_train_on_the_same_samples_are_reported(
+    data: type[torch.utils.data.TensorDataset], how: str, is_reported: bool
+) -> None:
+    gang = ended(hm.launch(train_on, data(torch.ones(16, 1)), how, np=2))
+    gang.raise_for_state()
+    reported = "rank 0: trains on all 4 batches of a data set that every rank has: to give each rank its"
+    assert (reported in notices_of(gang)) is is_reported, notices_of(gang)
+
+
 def train_after_the_end_of_the_group() -> None:
     """Step after ``destroy_process_group``: DDP holds the group, and averages still."""
     import torch

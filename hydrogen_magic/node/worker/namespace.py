@@ -35,6 +35,7 @@ from hydrogen_magic.node.worker import (
     settings,
     spawn,
 )
+from hydrogen_magic.node.worker.observe.dataloader import note_sent
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.node.worker.session_names import RankNames
 from hydrogen_magic.serialization.closure import ClosureManifest, ModuleSource, Setting, unbundle
@@ -195,9 +196,12 @@ class LoadedClosure:
                 self.settings.append(value)
                 self._apply_settings([value])
             elif name:
+                note_sent(value)
                 yield name, value
             else:
                 self._call = value
+                for argument in (*value[1], *value[2].values()):
+                    note_sent(argument)
 
     # ── running ──────────────────────────────────────────────────────────────────────────────────
 

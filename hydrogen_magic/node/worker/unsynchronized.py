@@ -83,6 +83,19 @@ class ExchangeCounter:
             f"the {world_size} ranks trains its own model. To train one model, {remedy}"
         )
 
+    def is_data_parallel(self) -> bool:
+        """Return whether DDP averages the gradients of the optimizer among all ranks, and has done so.
+
+        False with Accelerate, which gives each rank its share of the data.
+        """
+        if _uses_accelerate():
+            return False
+        first, now = self._first, self._exchanged()
+        if first is None or first[1] is None or now is None or now <= first[1]:
+            return False
+        model = _ddp_of(self._optimizer())
+        return model is not None and model.process_group.size() == int(os.environ["WORLD_SIZE"])
+
     def _exchanged(self) -> int | None:
         counts = list(_counts())
         return None if None in counts else self._calls + self._past + sum(filter(None, counts))
@@ -132,17 +145,26 @@ def _remedy_of_ddp(optimizer: Any) -> str:
     A model with a hook may leave out collectives: post-local SGD does. ``no_sync`` is also how local SGD
     takes its steps.
     """
+    model = _ddp_of(optimizer)
+    if model is None or getattr(model, "_comm_hooks", None) or model.process_group.size() < 2:
+        return ""
+    return _BYPASSED if model.require_forward_param_sync else _NOT_SYNCED
+
+
+def _ddp_of(optimizer: Any) -> Any:
+    """Return the DDP model with parameters of ``optimizer``, None without one."""
     own = {id(each) for group in getattr(optimizer, "param_groups", ()) for each in group["params"]}
-    for model in _objects("torch.nn.parallel", "DistributedDataParallel"):
-        has_hook = getattr(model, "_comm_hooks", ()) or model.process_group.size() < 2
-        if not has_hook and any(id(each) in own for each in model.parameters()):
-            return _BYPASSED if model.require_forward_param_sync else _NOT_SYNCED
-    return ""
+    models = _objects("torch.nn.parallel", "DistributedDataParallel")
+    return next((model for model in models if any(id(p) in own for p in model.parameters())), None)
+
+
+def _uses_accelerate() -> bool:
+    accelerate = loaded("accelerate.state", "PartialState")
+    return accelerate is not None and bool(accelerate._shared_state)
 
 
 def _remedy() -> str:
-    accelerate = loaded("accelerate.state", "PartialState")
-    if accelerate is not None and accelerate._shared_state:
+    if _uses_accelerate():
         return "write Accelerator(cpu=True), or TrainingArguments(…, use_cpu=True), inside the cell"
     if any(_objects(module, "Trainer") for module in ("lightning.pytorch", "pytorch_lightning")):
         local_size = int(os.environ.get("LOCAL_WORLD_SIZE", 1))
