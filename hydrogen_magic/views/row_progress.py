@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import duration
+from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views import draws_html
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ class RowProgress(AbstractContextManager["RowProgress"]):
     """The progress of writing a dataset; a context manager, whose end completes the line.
 
     ``n_rows``: None if it is not known; then :meth:`tasks` shows the time left, if it is called. Output that
-    is neither a notebook's nor a terminal's gets the last line alone.
+    is neither a notebook's nor a terminal's gets the last line, and what rows wait for.
     """
 
     def __init__(self, n_rows: int | None, *, clock: Callable[[], float] = time.monotonic) -> None:
@@ -33,6 +34,7 @@ class RowProgress(AbstractContextManager["RowProgress"]):
         self._rows = 0
         self._tasks: tuple[int, int] | None = None
         self._shows_tasks = True
+        self._waits_for = self._shown_wait = ""
         self._clock = clock
         self._began_s = clock()
         self._due_s = self._began_s + _SHOWN_AFTER_S
@@ -56,6 +58,11 @@ class RowProgress(AbstractContextManager["RowProgress"]):
         """Show rows alone from now on: the number of all tasks is not known."""
         self._shows_tasks, self._tasks = False, None
 
+    def waits_for(self, reason: str) -> None:
+        """Show what the next rows wait for, instead of the rows; empty: they do not wait."""
+        self._waits_for = clean_name(reason)
+        self._show()
+
     def __exit__(self, *error: object) -> None:
         if self._is_shown:
             self._draw(self.text(), is_last=True)
@@ -74,7 +81,15 @@ class RowProgress(AbstractContextManager["RowProgress"]):
         if now_s >= self._due_s:
             self._due_s = now_s + _REFRESH_S
             self._is_shown = True
+            self._show_now(now_s)
+
+    def _show_now(self, now_s: float) -> None:
+        if not self._waits_for:
             self._draw(f"{self.text()}{self._left_text(now_s)}")
+        elif self._waits_for != self._shown_wait:
+            # A line of its own: a long one, drawn again, would fill a narrow terminal.
+            self._draw(f"waiting for slots: {self._waits_for}", is_last=True)
+        self._shown_wait = self._waits_for
 
     def _left_text(self, now_s: float) -> str:
         done, total = self._tasks or (self._rows, self._n_rows)

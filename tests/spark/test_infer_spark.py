@@ -5,6 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import decimal
 import json
+import re
 import subprocess
 import sys
 from collections.abc import Iterator, Mapping
@@ -34,7 +35,8 @@ from hydrogen_magic.inference.spark.prepared import PreparedRun, infer_spark, pr
 from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction.options import InferOptions
 from tests import shells, spark_rig
-from tests.gangs import PATIENCE_S, wait_until_gone
+from tests.gangs import PATIENCE_S, wait_until, wait_until_gone
+from tests.spark_gangs import busy
 
 pytestmark = [
     pytest.mark.spark,
@@ -695,6 +697,17 @@ def launched(
     frame = spark.range(0, n_rows, 1, n_tasks)
     given = InferOptions(**{"batch_size": 1000, "schema": "twice bigint", **options})
     return infer_on_spark(frame, captured(body), NO_GPU, given, title="%%infer df")
+
+
+@on_classic  # the Connect server of the tests has no UI, by which jobs are known
+def test_a_run_says_which_job_holds_all_slots(spark: Any, tmp_path: Path) -> None:
+    with busy(spark, 4, tmp_path) as let_go:
+        run = launched(spark, TWICE)
+        holder = r"2 executors; job \d+ \(.*\) holds 4 slots"
+        wait_until(lambda: re.fullmatch(holder, run.gang.snapshot().waits_for))
+        assert run.gang.snapshot().queued == (0, 1)
+        let_go()
+        assert run.result.count() == N_ROWS
 
 
 def rows_done(run: InferenceRun) -> list[ev.RowsDone]:

@@ -14,9 +14,11 @@ import hydrogen_magic as hm
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.views.row_progress import RowProgress
 from tests.documented import covers
 from tests.gangs import ended, wait_until
 from tests.shards import are_all_numbers, read_here, rows_of
+from tests.spark_gangs import busy
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("warm_agents")]
 
@@ -88,6 +90,23 @@ def test_ranks_read_a_frame(spark: Any, shared: Path) -> None:
     assert renamed.columns[0][0] == "z"
     renamed.delete()
     assert len(list(shared.iterdir())) == 1
+
+
+@on_classic
+def test_a_write_says_which_job_holds_all_slots(
+    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with busy(spark, 4, tmp_path) as let_go:
+        reasons: list[str] = []
+
+        def waits_for(progress: RowProgress, reason: str) -> None:
+            reasons.append(reason)
+            if reason:
+                let_go()
+
+        monkeypatch.setattr(RowProgress, "waits_for", waits_for)
+        assert hm.dataset(numbers(spark)).n_rows == 1000
+    assert any("holds 4 slots" in reason for reason in reasons)
 
 
 @pytest.mark.exhaustive

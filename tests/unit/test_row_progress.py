@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from contextlib import redirect_stdout
 from itertools import count
 
@@ -48,6 +49,20 @@ def test_tasks_of_unknown_number_are_hidden() -> None:
         progress.tasks(2, 2, None)
     text = shown.getvalue()
     assert "1 of 1 task," in text and "10 rows" in text and "2 of 2" not in text
+
+
+@pytest.mark.parametrize("output", [Terminal, io.StringIO])
+def test_what_rows_wait_for_is_a_line_of_its_own(output: type[io.StringIO]) -> None:
+    ticks = count()
+    writing = RowProgress(None, clock=lambda: next(ticks))
+    with redirect_stdout(output()) as shown, writing as progress:
+        for reason in ("job 0 holds 4 slots", "job 0 holds 4 slots", ""):
+            progress.waits_for(reason)
+            progress.tasks(0, 1, None)
+        progress.tasks(1, 1, 9)
+    lines = re.sub(r"\x1b\[K", "", shown.getvalue()).split("\n")
+    assert lines[0].lstrip("\r") == "Writing the dataset: waiting for slots: job 0 holds 4 slots"
+    assert lines[1].endswith("Writing the dataset: 1 of 1 task, 9 rows") and len(lines) == 3
 
 
 def test_short_work_shows_nothing() -> None:

@@ -24,7 +24,12 @@ from hydrogen_magic.driver.placements.spark import (
     private_calls,
 )
 from hydrogen_magic.driver.placements.spark.application_status import Executor, ExecutorList
-from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, waits_for
+from hydrogen_magic.driver.placements.spark.capacity_check import (
+    ONE_TASK,
+    ClusterCapacity,
+    lack_of_slots,
+    waits_for,
+)
 from hydrogen_magic.driver.placements.spark.spark_session import Session
 
 EARLIER, OWN = "hydrogen_magic-cafe-0", "hydrogen_magic-cafe-1"
@@ -167,6 +172,26 @@ def test_before_it_has_a_job_all_jobs_are_of_others(monkeypatch: pytest.MonkeyPa
     for is_connect in (False, True):
         session = session_of(monkeypatch, 2, [ETL, Job("mine", 1)], is_connect=is_connect)
         assert waits_for(session, "").count("holds") == 2
+
+
+@pytest.mark.parametrize("is_connect", [False, True], ids=["classic", "connect"])
+@pytest.mark.parametrize(
+    ("jobs", "text"),
+    [
+        ([ETL, Job(OWN, 1)], ""),
+        ([ETL, Job(EARLIER, 1)], ""),
+        ([ETL], ""),
+        ([ETL, Job("", 1, "b")], "2 executors; job 0 (etl) holds 3 slots; job 1 (b) holds 1 slot"),
+        ([Job("", 5, "etl")], "2 executors; job 0 (etl) holds 5 slots"),
+        (None, ""),
+    ],
+)
+def test_what_jobs_without_a_slot_wait_for(
+    jobs: Sequence[Job] | None, text: str, is_connect: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    session = session_of(monkeypatch, 2, jobs, is_connect=is_connect)
+    monkeypatch.setattr(private_calls, "most_tasks_at_once", lambda session, profile: 4)
+    assert lack_of_slots(session, ONE_TASK, EARLIER, OWN) == text
 
 
 # ── counting slots ───────────────────────────────────────────────────────────────────────────────

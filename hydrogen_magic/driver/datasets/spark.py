@@ -21,6 +21,7 @@ from hydrogen_magic.driver.datasets import folders, handles, writing
 from hydrogen_magic.driver.datasets.folders import DatasetFolder
 from hydrogen_magic.driver.placements.spark import private_calls
 from hydrogen_magic.driver.placements.spark import spark_session as sessions
+from hydrogen_magic.driver.placements.spark.capacity_check import ONE_TASK, lack_of_slots
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.spark_session import Session, without_pandas_warning
 from hydrogen_magic.driver.placements.spark.stage_counts import StageCounts
@@ -236,6 +237,7 @@ def _run(session: Session, action: Callable[[], T], tag: str, progress: RowProgr
             while not job.done():
                 wait([job], _POLL_S)
                 _check_wanted.get()()
+                progress.waits_for(lack_of_slots(session, ONE_TASK, tag))
                 _report(session, stages, tag, progress)
             found = job.result()
         except BaseException:

@@ -134,12 +134,16 @@ class _TaskPlacement(Placement):
 
 def _n_slots(prepared: PreparedRun) -> int:
     """Return how many tasks Spark can run at a time, if known; executors may still be added."""
-    session, share = prepared.session, prepared.share
-    slots = slots_now(session, ClusterCapacity(None, share.for_ranks, share.profile))
+    session = prepared.session
+    slots = slots_now(session, _capacity(prepared))
     if not slots:
         settings = SessionSettings.read(session)
         slots = (settings.most_cores or 0) // settings.task_cpus
     return slots or _DEFAULT_RANKS
+
+
+def _capacity(prepared: PreparedRun) -> ClusterCapacity:
+    return ClusterCapacity(None, prepared.share.for_ranks, prepared.share.profile)
 
 
 class TaskAgentGroup:
@@ -158,6 +162,8 @@ class TaskAgentGroup:
         """The result, once it has succeeded."""
         self._n_ranks = n_ranks
         self._session = prepared.session
+        self._capacity = _capacity(prepared)
+        self._waits_for = ""
         self._run = SparkRun(prepared, kept, begun.frame if begun is not None else None)
         self._interval_s = max(_REPORT_S, n_ranks / _MAX_REPORTS_PER_S)
         self._progress = SparkProgress(n_ranks, self._interval_s)
@@ -233,6 +239,7 @@ class TaskAgentGroup:
             if time.monotonic() >= poll_at and not job.done():
                 poll_at = time.monotonic() + _POLL_S
                 await self._poll()
+                await self._report_wait(sink)
             self._emit(sink, self._progress.events(self._now_s()))
 
     async def _poll(self) -> None:
@@ -242,6 +249,16 @@ class TaskAgentGroup:
             self._progress.count_tasks(stages, self._now_s())
         if self._is_stopped:  # perhaps before there was a job to cancel
             self._run.stop()
+
+    async def _report_wait(self, sink: EventSink) -> None:
+        """Say what holds all slots, while no task has one."""
+        waits_for = ""
+        if not (self._is_stopped or self._progress.n_busy(self._now_s())):
+            with suppress(Exception):  # as above
+                waits_for = await asyncio.to_thread(self._run.lack_of_slots, self._capacity)
+        if waits_for != self._waits_for:
+            self._waits_for = waits_for
+            sink.emit(ev.Queued(self._now_s(), 0 if waits_for else 1, 1, waits_for))
 
     def _emit(self, sink: EventSink, events: list[ev.Event]) -> None:
         for event in events:

@@ -13,6 +13,7 @@ from typing import Any
 
 import pyarrow as pa
 
+from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, lack_of_slots
 from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError
 from hydrogen_magic.driver.placements.spark.stage_counts import StageCounts, TaskCount
 from hydrogen_magic.errors import GangStoppedError
@@ -166,6 +167,10 @@ class SparkRun:
         self._is_stopped.set()
         for tag in self._tags:
             self._session.cancel(tag)
+
+    def lack_of_slots(self, capacity: ClusterCapacity) -> str:
+        """Return what the jobs wait for while others hold all slots; empty if they do not."""
+        return lack_of_slots(self._session, capacity, *self._tags)
 
     def stages(self) -> dict[int, TaskCount]:
         """Return the tasks of every stage that has begun, by its number."""

@@ -120,14 +120,14 @@ def running_tasks(session: Session, tag: str) -> int | None:
     return None if jobs is None else sum(job["numActiveTasks"] for job in jobs if _has(job, tag))
 
 
-def other_jobs(session: Session, tag: str) -> Mapping[str, int]:
-    """Return how many tasks hold slots, by the name of their job, without the jobs under a tag.
+def other_jobs(session: Session, *tags: str) -> Mapping[str, int]:
+    """Return how many tasks hold slots, by the name of their job, without the jobs under these tags.
 
     Empty if unknown.
     """
     if not session.is_connect:
-        return private_calls.other_jobs(session, tag) or {}
-    others = [job for job in _jobs(session) or () if not _has(job, tag)]
+        return private_calls.other_jobs(session, *tags) or {}
+    others = [job for job in _jobs(session) or () if not any(_has(job, tag) for tag in tags)]
     return {_job_name(job): job["numActiveTasks"] for job in others if job["numActiveTasks"]}
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import re
 import time
 from collections import Counter
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -54,6 +55,10 @@ class ClusterCapacity:
     """TaskResourceProfile, None for the session's own."""
     notes: tuple[str, ...] = ()
     """Notes for the user."""
+
+
+ONE_TASK = ClusterCapacity(None, gpus=False, profile=None)
+"""For tasks of the session's own resources, one at a time or more."""
 
 
 def capacity(session: Session, spec: JobSpec) -> ClusterCapacity:
@@ -128,8 +133,22 @@ def waits_for(session: Session, tag: str) -> str:
 
     ``tag``: of its own job. Empty if unknown.
     """
+    return _waits_for(session, other_jobs(session, tag))
+
+
+def lack_of_slots(session: Session, capacity: ClusterCapacity, *tags: str) -> str:
+    """Return what jobs under these tags wait for while others hold all slots; empty if they do not.
+
+    Also if that is unknown.
+    """
+    jobs = other_jobs(session, *tags)
+    slots = slots_now(session, capacity) if jobs else None
+    is_full = slots is not None and sum(jobs.values()) >= slots
+    return _waits_for(session, jobs) if is_full else ""
+
+
+def _waits_for(session: Session, jobs: Mapping[str, int]) -> str:
     seen = roster(session, GLANCE_S)
-    jobs = other_jobs(session, tag)
     largest = sorted(jobs.items(), key=lambda job: -job[1])
     held = [f"{name} holds {counted(n, 'slot')}" for name, n in largest[:_MOST_JOBS]]
     if rest := len(largest) - len(held):

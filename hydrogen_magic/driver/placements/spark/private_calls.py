@@ -186,13 +186,13 @@ def running_tasks_of(session: AnySession, tag: str) -> int:
 
 
 @_or_none("a gang that waits for slots does not show which jobs hold them")
-def other_jobs(session: AnySession, tag: str) -> dict[str, int]:
-    """Return how many tasks hold slots, by the name of their job, without the jobs under a tag."""
+def other_jobs(session: AnySession, *tags: str) -> dict[str, int]:
+    """Return how many tasks hold slots, by the name of their job, without the jobs under these tags."""
     context = _context(session)
     store, found = context.statusStore(), Counter[str]()
     for each in _task_sets(context.taskScheduler().rootPool()):
         running = int(each.runningTasks())
-        if running and tag not in _tags_of(each):
+        if running and not set(tags) & set(_tags_of(each)):
             found[_job_name(store.job(each.taskSet().priority()))] += running
     return found
 
