@@ -174,6 +174,16 @@ def meet_as_children(start_method: str, *ports: int, with_ranks_port: bool = Fal
     start_processes(_meet_as_child, ports, nprocs=2, start_method=start_method)
 
 
+def launch_by_torchs_agent(port: int) -> None:
+    """Start processes as Accelerate's notebook_launcher does, which sets ``WORLD_SIZE`` meanwhile."""
+    from torch.distributed.launcher.api import LaunchConfig, elastic_launch
+
+    os.environ["WORLD_SIZE"] = "2"
+    config = LaunchConfig(1, 1, 2, rdzv_endpoint=f"127.0.0.1:{port}", rdzv_backend="static")
+    config.rdzv_configs.update(rank=0)
+    elastic_launch(config, time.sleep)(5)
+
+
 def _meet_as_child(rank: int, *ports: int) -> None:
     import torch.distributed as dist
 

@@ -216,6 +216,13 @@ def test_processes_that_a_rank_starts_meet_apart_from_the_gang(
     hm.run(ranks.meet_as_children, start_method, with_ranks_port=True, np=2)
 
 
+def test_launchers_on_each_rank_do_not_share_a_store(capsys: pytest.CaptureFixture[str]) -> None:
+    port = free_port()
+    with pytest.raises(RankFailedError, match=f"each of the 3 ranks starts .* meet at port {port}"):
+        hm.run(ranks.launch_by_torchs_agent, port, np=3)
+    assert "starts 2 more processes" in capsys.readouterr().out
+
+
 @pytest.mark.parametrize(
     ("port", "text"),
     [

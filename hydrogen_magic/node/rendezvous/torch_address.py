@@ -17,10 +17,11 @@ from hydrogen_magic.node.wrapping import wraps
 
 STORE = "HYDROGEN_MAGIC_STORE"
 """Variable with the address of the gang's store: the user's code may change those that torch reads."""
-_IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
+IS_SERVED = "TORCHELASTIC_USE_AGENT_STORE"
+"""Variable by which torch opens no store, and goes on where it cannot open one."""
 _LEFT = "HYDROGEN_MAGIC_LEFT_STORE"
 """Variable of processes that a rank starts: number of ranks, port of the gang's store, port of their own."""
-_ADDRESSES = ("MASTER_ADDR", "MASTER_PORT", STORE, _IS_SERVED, _LEFT)
+_ADDRESSES = ("MASTER_ADDR", "MASTER_PORT", STORE, IS_SERVED, _LEFT)
 
 
 def at_any_store(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
@@ -30,12 +31,13 @@ def at_any_store(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
     def stores(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         if _LEFT in os.environ:
             url = _apart_from_gang(url)
-            with _explained(url):
+            n_ranks, _, own = os.environ[_LEFT].split()
+            with explained(int(n_ranks), _address(url)[2], own):
                 yield from rendezvous(url, *args, **kwargs)
             return
         made, is_of_user = rendezvous(url, *args, **kwargs), _is_of_user(url)
         # Without the variable, rank 0 opens the store, as without torchrun.
-        with hidden(_IS_SERVED) if is_of_user else nullcontext():
+        with hidden(IS_SERVED) if is_of_user else nullcontext():
             store, rank, world_size = next(made)
         if url == "env://" and is_gangs_store():
             _refuse_missing_ranks(world_size)
@@ -43,6 +45,11 @@ def at_any_store(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
         yield from made
 
     return stores
+
+
+def gang_size() -> int:
+    """Return how many ranks the gang has, also while a launcher has replaced ``WORLD_SIZE``."""
+    return int(os.environ.get("ROLE_WORLD_SIZE", 1))
 
 
 def is_gangs_store() -> bool:
@@ -133,9 +140,9 @@ def _leave_gangs_store() -> None:
     They would take the gang's for theirs, or wait for one at an address that they set.
     """
     _, _, gangs = os.environ.pop(STORE, "").rpartition(":")
-    os.environ.pop(_IS_SERVED, None)
+    os.environ.pop(IS_SERVED, None)
     if gangs:
-        os.environ[_LEFT] = f"{os.environ.get('WORLD_SIZE', 1)} {gangs} {_port_of_children()}"
+        os.environ[_LEFT] = f"{gang_size()} {gangs} {_port_of_children()}"
         _apart_from_gang("env://")
 
 
@@ -155,14 +162,12 @@ def _apart_from_gang(url: str) -> str:
 
 
 @contextmanager
-def _explained(url: str) -> Iterator[None]:
-    """Say what to do where processes of a rank cannot open a store, since others of the gang have."""
+def explained(n_ranks: int, port: str, own: str = "") -> Iterator[None]:
+    """Say what to do where ``port`` is in use. ``own``: that of this rank's children, in their variables."""
     try:
         yield
     except RuntimeError as error:  # a DistNetworkError
-        n_ranks, _, own = os.environ[_LEFT].split()
-        port = _address(url)[2]
-        if "EADDRINUSE" not in str(error) or (n_ranks == "1" and port != own):
+        if "EADDRINUSE" not in str(error) or (n_ranks == 1 and port != own):
             raise
         if port == own:
             text = (
@@ -174,7 +179,8 @@ def _explained(url: str) -> Iterator[None]:
                 f"each of the {n_ranks} ranks starts processes that meet at port {port}: launch with --np 1,"
                 " or call the function directly with hm.rank() and hm.world_size()"
             )
-        raise type(error)(f"EADDRINUSE: {text}") from error
+        # A DistNetworkError would look as if another rank had ended.
+        raise RuntimeError(f"EADDRINUSE: {text}") from None
 
 
 @functools.cache

@@ -68,6 +68,7 @@ def attach(module: ModuleType) -> None:
     torch_groups.attach(module)
     torch_address.let_children_meet_apart()
     hooks.add("torch.multiprocessing.spawn", launchers.attach)
+    hooks.add("torch.distributed.launcher.api", launchers.attach_to_elastic)
     rendezvous = torch_address.at_any_store(module.rendezvous)
     module.rendezvous = torch_groups.with_new_keys(rendezvous)  # type: ignore[attr-defined]
     for name in ("isend", "irecv"):
@@ -92,8 +93,9 @@ def _noted(init: Callable[..., Any]) -> Callable[..., Any]:
 def _joins_all(init: Callable[..., Any], *args: Any, **kwargs: Any) -> bool:
     """Return whether ``init_process_group`` with these arguments waits for all ranks of the gang."""
     given = inspect.signature(init).bind_partial(*args, **kwargs).arguments
-    n_ranks, in_gang = given.get("world_size"), os.environ.get("WORLD_SIZE")
-    is_whole = n_ranks in (None, -1) or str(n_ranks) == in_gang
+    n_ranks = given.get("world_size", -1)
+    n_ranks = os.environ.get("WORLD_SIZE", "") if n_ranks in (None, -1) else n_ranks
+    is_whole = str(n_ranks) == str(torch_address.gang_size())
     has_url = given.get("store") is None and given.get("init_method") in (None, "env://")
     return is_whole and has_url and torch_address.is_gangs_store()
 
