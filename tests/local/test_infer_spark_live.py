@@ -94,6 +94,19 @@ def test_partitions_that_are_done_foretell_the_rest() -> None:
     assert progress_text(end, is_over=True) == "4,100 of 4,100 rows · 512 rows/s"
 
 
+def test_failed_attempts_are_no_tasks_that_are_done() -> None:
+    """Spark Connect counts them, too."""
+    progress = SparkProgress(4)
+    for partition in (0, 1, 3):
+        heard(progress, 1.0, str(partition), task(partition, partition, 250, "done"))
+    heard(progress, 1.0, "2", task(2, 2, phase="failed", error="no good"))
+    progress.count_tasks({STAGE: (5, 4)}, 1.2)
+    told = progress.events(1.2)
+    assert (rows_of(told).tasks_done, rows_of(told).tasks, rows_of(told).total) == (3, 4, 1000)
+    told = heard(progress, 1.4, "4", task(2, 4, 250, "done"))
+    assert rows_of(told).tasks_done == 4
+
+
 def test_partitions_without_rows_foretell_none_and_other_stages_nothing() -> None:
     progress = SparkProgress(2)
     progress.count_tasks({99: (40, 40)}, 0.5)

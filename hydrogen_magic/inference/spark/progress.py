@@ -149,13 +149,22 @@ class SparkProgress:
     def _n_failed(self) -> int:
         return sum(task.failed for task in self._partitions.values())
 
+    def _task_counts(self) -> tuple[int, int] | tuple[None, None]:
+        """Return how many tasks are done, and of how many; Spark Connect also counts failed attempts."""
+        if self._tasks is None:
+            return None, None
+        done, total = self._tasks
+        n_open = sum(task.phase != "done" for task in self._partitions.values())
+        return min(done, total - n_open), total
+
     def _expected(self) -> int | None:
         """Return the estimated number of rows, from the partitions that are done."""
         done = [task.rows for task in self._partitions.values() if task.phase == "done"]
-        if not done or self._tasks is None:
+        n_done, total = self._task_counts()
+        if not done or n_done is None or total is None:
             return None
-        n_done = max(len(done), self._tasks[0])  # tasks without rows do not report
-        return max(self.rows, sum(done) * self._tasks[1] // n_done)
+        # Tasks without rows do not report.
+        return max(self.rows, sum(done) * total // max(len(done), n_done))
 
     # ── events ──
 
@@ -208,7 +217,7 @@ class SparkProgress:
             yield ("phase", rank), ev.RankPhase(now_s, rank, "running", detail)
 
     def _rows_event(self, now_s: float) -> ev.Event:
-        done, total = self._tasks or (None, None)
+        done, total = self._task_counts()
         return ev.RowsDone(
             now_s,
             self._start_s(),
