@@ -69,6 +69,19 @@ def test_attempts_at_one_partition_count_once() -> None:
     assert progress.rows == 1000
 
 
+def test_the_last_attempt_of_a_lost_partition_is_its_rank() -> None:
+    """No attempt at it runs any more, and no task of an earlier stage."""
+    progress = SparkProgress(4)
+    heard(progress, 1.0, "0", task(2, 2))
+    heard(progress, 1.0, "1", task(3, 3))
+    heard(progress, 1.2, "2", task(2, 4))
+    heard(progress, 1.2, "3", TaskProgress(STAGE - 1, 0, 1, True))
+    assert progress.lose(STAGE, 5) is None
+    assert progress.lose(STAGE, 2) == 2 and progress.n_busy(1.2) == 1
+    progress.end_tasks()
+    assert progress.n_busy(1.2) == 0
+
+
 def test_rows_of_the_first_batch_are_not_counted() -> None:
     progress = SparkProgress(2)
     trial = heard(progress, 1.0, "0", task(0, 1, is_trial=True, phase="loading"))

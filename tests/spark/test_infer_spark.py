@@ -710,6 +710,27 @@ def test_a_run_says_which_job_holds_all_slots(spark: Any, tmp_path: Path) -> Non
         assert run.result.count() == N_ROWS
 
 
+@on_classic
+def test_a_run_whose_job_has_not_failed_has_no_task_that_may_still_run(spark: Any) -> None:
+    run = launched(spark, "def predict(batch): return {'ID': batch['id']}", schema=None)
+    assert run.gang.wait(PATIENCE_S)
+    assert "more than one column 'id'" in run.gang.snapshot().reason
+    assert run.gang.snapshot().notices == ()
+
+
+@on_classic
+def test_a_python_worker_that_dies_is_named(spark: Any) -> None:
+    run = launched(
+        spark,
+        "import os, time\ndef predict(batch):\n    time.sleep(1)\n    os.kill(os.getpid(), 9)",
+    )
+    assert run.gang.wait(PATIENCE_S)
+    ended = run.gang.snapshot()
+    named = r"the Python worker of task \d on host \S+ \(executor \d+\) exited unexpectedly .*"
+    assert re.fullmatch(named, ended.reason)
+    assert [rank.failure.error.type for rank in ended.ranks if rank.failure] == ["WorkerLost"]
+
+
 def rows_done(run: InferenceRun) -> list[ev.RowsDone]:
     return [event for event in run.gang.events() if isinstance(event, ev.RowsDone)]
 

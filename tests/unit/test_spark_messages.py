@@ -11,7 +11,7 @@ import pytest
 from hydrogen_magic.driver.datasets.spark import dataset
 from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.barrier_job import as_error
-from hydrogen_magic.driver.placements.spark.job_errors import explained
+from hydrogen_magic.driver.placements.spark.job_errors import explained, lost_task
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.inference.spark.prepared import prepare
 from hydrogen_magic.node.agent import host_task
@@ -38,6 +38,11 @@ def test_a_frame_of_a_stopped_session_is_refused(
         use(frame)
 
 
+LOST = (
+    "Job aborted due to stage failure: Task 2 in stage 3.0 failed 2 times, most recent failure: Lost task "
+    "2.1 in stage 3.0 (TID 10) (10.0.0.7 executor 1): org.apache.spark.SparkException: Python worker exited "
+    "unexpectedly (crashed). Consider setting"
+)
 SAID = [
     ("[SPARK_JOB_CANCELLED] Job 7 cancelled killed via the Web UI SQLSTATE: XXKDA",
      "cancelled", "the Spark job was cancelled (killed via the Web UI)"),
@@ -50,6 +55,10 @@ SAID = [
      "unsuccessfully.\nExecutorLostFailure (executor 0 exited caused by one of the running tasks) "
      "Reason: Command exited with code 137\nDriver stacktrace:",
      "executor_lost", "executor 0 was lost: Command exited with code 137"),
+    (LOST, "worker_lost", (
+        "the Python worker of task 2 on host 10.0.0.7 (executor 1) exited unexpectedly (killed, or out of "
+        "memory)"
+    )),
     ("org.apache.spark.SparkException: Job 12 cancelled because SparkContext was shut down",
      "stopped", "the Spark session was stopped, or its driver has exited: create a new session"),
     ("[PYTHON_EXCEPTION] An exception was thrown from the Python worker: pyspark.errors.exceptions"
@@ -125,6 +134,13 @@ SAID = [
      )),
 ]  # fmt: skip
 """Texts of Spark 4.3, classic and Connect, as they came."""
+
+
+def test_the_task_of_a_lost_worker() -> None:
+    assert lost_task(explained(ValueError(LOST))) == (3, 2)
+    assert (
+        lost_task(explained(ValueError(LOST.replace("Python worker exited", "It ended")))) is None
+    )
 
 
 @pytest.mark.parametrize(("text", "kind", "sentence"), SAID)

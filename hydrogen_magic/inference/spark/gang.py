@@ -24,12 +24,14 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.network import PortRange
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Placement
 from hydrogen_magic.driver.placements.local_agents import hub
 from hydrogen_magic.driver.placements.remote.rank_assignment import unassigned
 from hydrogen_magic.driver.placements.spark.capacity_check import ClusterCapacity, slots_now
 from hydrogen_magic.driver.placements.spark.hosts import endpoints
+from hydrogen_magic.driver.placements.spark.job_errors import SparkJobError, lost_task
 from hydrogen_magic.driver.placements.spark.session_settings import SessionSettings
 from hydrogen_magic.errors import InferError, PlacementError
 from hydrogen_magic.inference.run import InferenceRun
@@ -172,6 +174,8 @@ class TaskAgentGroup:
         self._ends_tasks = False
         """Whether every worker that reports is asked to end its task."""
         self._is_stopped = False
+        self._lost_rank: int | None = None
+        """Whose process has died, for which the run has failed."""
         self._asked_stacks: set[str] = set()
         """Workers that have still to send their stacks."""
 
@@ -195,6 +199,7 @@ class TaskAgentGroup:
         job = in_daemon_thread(lambda: self._run.result(report_to), name)
         try:
             await self._watch(job, sink)
+            self._take_error(job.exception())
             await self._last_reports(job)
             self._end(job, sink)
         finally:
@@ -263,6 +268,15 @@ class TaskAgentGroup:
     def _emit(self, sink: EventSink, events: list[ev.Event]) -> None:
         for event in events:
             sink.emit(event)
+
+    def _take_error(self, error: BaseException | None) -> None:
+        """Count the tasks no more that Spark runs no more."""
+        if error is None:
+            return
+        if not isinstance(error.__cause__, SparkJobError):  # raised between two jobs
+            self._progress.end_tasks()
+        elif lost := lost_task(error.__cause__):
+            self._lost_rank = self._progress.lose(*lost)
 
     async def _last_reports(self, job: asyncio.Future[Any]) -> None:
         """Wait for the last reports; after a failure, until workers have left their tasks."""
@@ -340,15 +354,15 @@ class TaskAgentGroup:
         self._emit(sink, self._progress.events(now_s))
         n_busy = self._progress.n_busy(now_s)
         if n_busy:
-            tasks = "1 task has" if n_busy == 1 else f"{n_busy} tasks have"
-            text = (
-                f"{tasks} not ended yet, perhaps because predict holds the GIL; Spark will end them"
-            )
+            text = f"{counted(n_busy, 'task')} may still run; Spark ends {'it' if n_busy == 1 else 'them'}"
             sink.emit(ev.Notice(now_s, "warning", text))
         culprit = self._progress.culprit(str(error)) if isinstance(error, InferError) else None
         if culprit is not None:
             rank, text = culprit
             sink.emit(ev.RankFailed(now_s, rank, ev.ErrorReport("InferError", text), "running"))
+        elif self._lost_rank is not None:
+            report = ev.ErrorReport("WorkerLost", str(error))
+            sink.emit(ev.RankFailed(now_s, self._lost_rank, report, "running"))
         for rank in range(self._n_ranks):
             sink.emit(ev.RankExited(now_s, rank, None, asked=True))
 

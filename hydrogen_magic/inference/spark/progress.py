@@ -139,6 +139,25 @@ class SparkProgress:
         found = (each for each in reversed(self._errors) if each[1] and error.startswith(each[1]))
         return next(found, None)
 
+    def end_tasks(self) -> None:
+        """Count no task as running."""
+        for worker in self._workers.values():
+            worker.task = None
+
+    def lose(self, stage: int, partition: int) -> int | None:
+        """Count no attempt at a partition as running, whose processes have died, and no earlier stage.
+
+        Returns the rank of the last attempt that has reported, None if none has.
+        """
+        rank = None
+        for worker in self._workers.values():
+            task = worker.task
+            if task is None or (task.stage == stage and task.partition != partition):
+                continue
+            worker.task = None
+            rank = worker.rank if task.stage == stage else rank
+        return rank
+
     def n_busy(self, now_s: float) -> int:
         """Return how many workers have a task."""
         return sum(self._is_busy(worker, now_s) for worker in self._workers.values())

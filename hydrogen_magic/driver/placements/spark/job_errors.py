@@ -110,6 +110,13 @@ _SENTENCES: tuple[tuple[str, str, str], ...] = (
     ),
     (
         "worker_lost",
+        r"Lost task (\d+)\.\d+ in stage \S+ \(TID \d+\) \((\S+) executor ([^\s)]+)\)"
+        "[^\n]*Python worker exited unexpectedly",
+        "the Python worker of task {} on host {} (executor {}) exited unexpectedly (killed, or out of "
+        "memory)",
+    ),
+    (
+        "worker_lost",
         "Python worker exited unexpectedly",
         "a Python worker on an executor exited unexpectedly (killed, or out of memory)",
     ),
@@ -119,6 +126,7 @@ context also cancels jobs, a lost executor also fails a stage."""
 _OF_TASK = re.compile("PythonException|PYTHON_EXCEPTION|thrown from the Python worker")
 """Before the exception of a task, in the words of the user's code: only ``python`` is looked for there."""
 _PYTHON = re.compile(r"^(?!org\.|java)(\w[\w.]*(?:Error|Exception|Exit|Interrupt)\b.*)$", re.M)
+_LOST_TASK = re.compile(r"Lost task (\d+)\.\d+ in stage (\d+)\.")
 _FRAME = re.compile(r"^\s+at [\w.$]+|^JVM stacktrace|^\s*\(|^Traceback")
 _LONGEST = 300
 """Characters of a sentence; the rest is in the details."""
@@ -134,6 +142,12 @@ def explained(error: BaseException) -> SparkJobError:
             parts = (clipped(part.strip().rstrip("."), _LONGEST) for part in found.groups())
             return SparkJobError(kind, message.format(*parts), text)
     return SparkJobError("other", _first_line(text), text)
+
+
+def lost_task(error: SparkJobError) -> tuple[int, int] | None:
+    """Return stage and number of the task whose Python worker has ended; None if they are not known."""
+    found = _LOST_TASK.search(error.details) if error.kind == "worker_lost" else None
+    return None if found is None else (int(found[2]), int(found[1]))
 
 
 def _text(error: BaseException) -> str:
