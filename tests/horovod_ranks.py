@@ -14,6 +14,14 @@ from pathlib import Path
 from typing import Any
 
 
+def join_without_first() -> None:
+    """All ranks but the first join."""
+    import horovod.torch as hvd
+
+    if os.environ["RANK"] != "0":
+        hvd.init()
+
+
 def places() -> tuple[float, ...]:
     """Return who this rank is to Horovod, and the sum of everybody's rank."""
     import horovod.torch as hvd

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 
 
@@ -12,6 +13,12 @@ def join(timeout_s: float) -> int:
     limit_s = max(1, int(timeout_s))
     jax.distributed.initialize(heartbeat_timeout_seconds=limit_s, shutdown_timeout_seconds=limit_s)
     return int(jax.process_index())
+
+
+def join_without_first() -> None:
+    """All ranks but the first join."""
+    if os.environ["RANK"] != "0":
+        join(600.0)
 
 
 def numbers(rank: int) -> list[int]:

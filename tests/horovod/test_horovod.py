@@ -11,7 +11,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.gang import Gang
 from tests import horovod_ranks as on_ranks
-from tests.gangs import ended
+from tests.gangs import ended, failure_of
 
 needs_horovod = [pytest.mark.horovod, pytest.mark.usefixtures("warm_agents")]
 
@@ -143,6 +143,11 @@ class TestSeen:
     """What the person in front sees of it."""
 
     pytestmark = needs_horovod
+
+    def test_ranks_that_join_without_one_that_has_ended_are_released(self) -> None:
+        never = "rank 0 never entered the hvd.init its peers were waiting in"
+        error = failure_of(launch(on_ranks.join_without_first, np=2))
+        assert str(error) == f"{never} (rank 0 had already finished)"
 
     def test_where_ranks_wait(self) -> None:
         gang = launch(on_ranks.wait_for_each_other, 3.0, np=2)

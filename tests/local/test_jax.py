@@ -64,6 +64,9 @@ def test_ranks_that_do_not_join_are_reported() -> None:
     assert "jax.distributed.initialize(), so each of the 2 ranks works by itself" in notices_of(
         gang
     )
+    error = failure_of(hm.launch(jax_ranks.join_without_first, np=2, rendezvous="jax"))
+    never = "rank 0 never entered the jax.distributed.initialize its peers were waiting in"
+    assert str(error) == f"{never} (rank 0 had already finished)"
     error = failure_of(hm.launch(jax_ranks.join, 60.0, np=2))
     assert "finds no coordinator" in str(error) and "launch the gang `--with jax`" in str(error)
 

@@ -22,7 +22,7 @@ from hydrogen_magic.frameworks.jax.node import (
 )
 from hydrogen_magic.frameworks.jax.node.coordinator import private_directory
 from hydrogen_magic.node.worker import api, reporter
-from hydrogen_magic.node.worker.observe.collectives import tracked_collective, without_arguments
+from hydrogen_magic.node.worker.observe.collectives import tracked_collective
 
 _JOIN_S = 86_400
 """JAX aborts a process that waits for longer. The kernel ends the gang earlier, and names missing ranks."""
@@ -32,10 +32,17 @@ def attach(module: ModuleType) -> None:
     """Wrap ``initialize`` of ``jax.distributed``."""
     joining = with_place(module.initialize)
     module.initialize = tracked_collective(  # type: ignore[attr-defined]
-        INITIALIZE, joining, is_joining=True, joins_all=without_arguments
+        INITIALIZE, joining, is_joining=True, joins_all=_joins_all
     )
     _choose_interface()
     _watch_backends()
+
+
+def _joins_all(*args: Any, **kwargs: Any) -> bool:
+    """Return whether ``initialize`` with these arguments waits for all ranks of the gang."""
+    return not args and kwargs.keys().isdisjoint(
+        ("coordinator_address", "num_processes", "process_id")
+    )
 
 
 def attach_to_multihost_utils(module: ModuleType) -> None:

@@ -188,11 +188,6 @@ def tracked_collective(
     return collective
 
 
-def without_arguments(*args: Any, **kwargs: Any) -> bool:
-    """Return whether there are none: by default, libraries join all ranks of the gang."""
-    return not args and not kwargs
-
-
 def _tracked_destroy(original: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(original)
     def destroy_process_group(*args: Any, **kwargs: Any) -> Any:

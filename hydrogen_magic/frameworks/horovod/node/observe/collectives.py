@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from hydrogen_magic.node.worker.observe.collectives import tracked_collective, without_arguments
+from hydrogen_magic.node.worker.observe.collectives import tracked_collective
 from hydrogen_magic.node.worker.observe.optimizer import with_parts
 
 NAMES = (
@@ -54,7 +54,7 @@ def attach(module: Any, replace: _Replace) -> None:
         original = getattr(module, name, None)
         if original is not None:  # other versions lack some of them
             call = with_parts(original) if name == _STEPPING else original
-            joining = {"joins_all": without_arguments} if name == "init" else {}
+            joining = {"joins_all": _joins_all} if name == "init" else {}
             tracked = tracked_collective(
                 f"hvd.{name}", call, is_joining=name in _JOINING, **joining
             )
@@ -66,3 +66,8 @@ def attach(module: Any, replace: _Replace) -> None:
     plain.step = with_parts(plain.step)
     adasum = module.optimizer._DistributedAdasumOptimizer
     adasum._allreduce_grad_async = with_parts(adasum._allreduce_grad_async)
+
+
+def _joins_all(*args: Any, **kwargs: Any) -> bool:
+    """Return whether ``init`` with these arguments waits for all ranks: it has one that names some."""
+    return not args and not kwargs
