@@ -9,7 +9,9 @@ import sys
 import pytest
 import torch
 
+import hydrogen_magic as hm
 from tests.capture_rig import Notebook, Ranks
+from tests.gangs import ended, notices_of
 
 pytestmark = pytest.mark.xdist_group("capture")
 
@@ -168,6 +170,17 @@ def test_what_accelerate_has_made_in_the_notebook_is_alone(notebook: Notebook, m
         notebook.cell("PartialState._reset_state()")
         notebook.cell("import accelerate.state as s; s.AcceleratorState._reset_state(True)")
     assert f"Accelerate has made `{name}` for the notebook's process alone" in warning
+
+
+def test_what_ranks_add_to_an_accumulator_of_spark_is_said_to_stay_there() -> None:
+    accumulators = pytest.importorskip("pyspark.accumulators")
+    added = accumulators.Accumulator(7, 0, accumulators.AddingAccumulatorParam(0))
+    try:
+        gang = ended(hm.launch(added.add, 1, np=2))
+    finally:
+        del accumulators._accumulatorRegistry[7]
+    gang.raise_for_state()
+    assert "accumulator of Spark stays on each rank: return it" in notices_of(gang)
 
 
 def test_models_of_sqlalchemy(notebook: Notebook, ranks: Ranks) -> None:

@@ -53,6 +53,10 @@ _VALUE = "__hydrogen_magic_value__"
 """Temporary name for the value of the last expression; no user code contains it."""
 _IMPORTS = "<imports of the notebook>"
 """File of its import statements in tracebacks."""
+_ACCUMULATORS = (
+    "what ranks add to an accumulator of Spark stays on each rank: return it as the value of the cell, or "
+    "log it with hm.log"
+)
 _KEEP = "make sure that the first rank assigns it and does not delete it, or leave it out of --out"
 
 
@@ -131,7 +135,10 @@ class LoadedClosure:
         self._apply_settings(filter(settings.concerns_imports, header.settings))
         self._replay_imports(namespace)
         self._apply_settings(filterfalse(settings.concerns_imports, header.settings))
+        n_before = _n_accumulators()
         self._read_names(body, namespace)
+        if _n_accumulators() > n_before:
+            self.warnings.append(_ACCUMULATORS)
 
     def _install_modules(self) -> None:
         modules: Mapping[str, ModuleSource] = self._header.modules
@@ -356,6 +363,11 @@ class LoadedClosure:
         if self._names is not None:
             return self._names.result_pickler(*args)
         return ResultPickler(*args, shared=self._shared, originals=self._objects.numbered())
+
+
+def _n_accumulators() -> int:
+    """Return how many accumulators of Spark this process has."""
+    return len(getattr(sys.modules.get("pyspark.accumulators"), "_accumulatorRegistry", ()))
 
 
 def _format_warning(
