@@ -14,7 +14,7 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.__main__ import main
-from hydrogen_magic.node.worker.observe import extension_builds
+from hydrogen_magic.node.worker.observe import compilation
 from tests.gangs import PATIENCE_S
 
 FILE_BATON = """
@@ -155,7 +155,7 @@ def test_a_process_that_exits_during_the_search_for_a_lock_is_passed_over(
         monkeypatch.setattr(os, name, gone(getattr(os, name)))
     lock = tmp_path / "lock"
     with lock.open("w"):
-        assert not extension_builds._is_abandoned(lock)
+        assert not compilation._is_abandoned(lock)
 
 
 def test_a_stop_leaves_no_lock_file(operators: Path) -> None:

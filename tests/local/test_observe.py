@@ -289,6 +289,20 @@ def test_extensions_are_compiled_visibly(tmp_path: Path) -> None:
     assert f"waits for {tmp_path}/lock, which no process of this machine has open" in notice
 
 
+def compile_by_torch() -> float:
+    import torch
+
+    return float(torch.compile(lambda value: value + 1, backend="eager")(torch.ones(1)))
+
+
+def test_functions_are_compiled_visibly() -> None:
+    gang = ended(hm.launch(compile_by_torch, np=1))
+    assert gang.result == 2.0
+    phases = [event for event in gang.events() if isinstance(event, ev.RankPhase)]
+    details = [event.detail for event in phases if event.phase == "running" and event.detail]
+    assert details == ["compiling (torch.compile)"]
+
+
 def test_warnings_of_libraries_name_the_users_line(tmp_path: Path) -> None:
     """Also a DeprecationWarning, which Python shows for lines of ``__main__`` alone."""
     ended = run(

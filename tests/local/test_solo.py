@@ -131,7 +131,9 @@ def test_ranks_that_train_on_the_same_samples_are_reported(
 ) -> None:
     gang = ended(hm.launch(train_on, data(torch.ones(16, 1)), how, np=2))
     gang.raise_for_state()
-    reported = "rank 0: trains on all 4 batches of a data set that every rank has: to give each rank its"
+    reported = (
+        "rank 0: trains on all 4 batches of a data set that every rank has: to give each rank its"
+    )
     assert (reported in notices_of(gang)) is is_reported, notices_of(gang)
 
 

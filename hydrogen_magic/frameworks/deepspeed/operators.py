@@ -6,7 +6,7 @@ import sys
 from collections.abc import Sequence
 
 from hydrogen_magic.frameworks import subprocess_log
-from hydrogen_magic.node.worker.observe import extension_builds
+from hydrogen_magic.node.worker.observe import compilation
 
 MARK = "· "
 """Begins lines for the user."""
@@ -17,7 +17,7 @@ def main(names: Sequence[str]) -> None:
     from deepspeed.ops.op_builder.all_ops import ALL_OPS, accelerator_name
     from torch.utils import cpp_extension
 
-    extension_builds.explain_waits(cpp_extension, lambda text: print(f"{MARK}{text}"))
+    compilation.explain_waits(cpp_extension, lambda text: print(f"{MARK}{text}"))
     unknown = [name for name in names if name not in ALL_OPS]
     if unknown:
         there = ", ".join(ALL_OPS)

@@ -1,4 +1,4 @@
-"""Observer of ``torch.utils.cpp_extension``: extensions that are compiled when a rank first uses them.
+"""Observer of compilation: by ``torch.compile``, and of extensions that a rank compiles on first use.
 
 DeepSpeed's operators are such extensions. One process of a machine compiles; the others wait for a lock file
 (``torch.utils.file_baton``), forever if the compiling process was killed.
@@ -28,6 +28,13 @@ def attach(module: ModuleType) -> None:
     for name in ("load", "load_inline"):
         setattr(module, name, _shown(getattr(module, name)))
     explain_waits(module, functools.partial(_reporter.notice, "warning"))
+
+
+def attach_to_dynamo(module: ModuleType) -> None:
+    """Show when ``torch.compile`` compiles; ``module`` is ``torch._dynamo.callback``, a private one."""
+    if hasattr(module, "on_compile_start"):
+        module.on_compile_start(lambda *_: _show_activity("compiling (torch.compile)"))
+        module.on_compile_end(lambda *_: _show_activity(""))
 
 
 def explain_waits(module: ModuleType, say: Callable[[str], None]) -> None:
