@@ -272,4 +272,4 @@ def test_an_invalid_bound_is_refused_before_a_rank_starts(given: str) -> None:
 def test_a_short_start_does_not_shorten_collectives() -> None:
     assert bound_of(JobSpec(start_timeout_s=3)) == "120"
     assert bound_of(JobSpec(start_timeout_s=600)) == "603"
-    assert bound_of(JobSpec(start_timeout_s=math.inf)) == str(2**31 - 1)
+    assert int(bound_of(JobSpec(start_timeout_s=math.inf))) in range(10**8, 2**31)

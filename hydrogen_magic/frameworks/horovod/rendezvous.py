@@ -151,7 +151,7 @@ def _given_s(spec: JobSpec) -> int | None:
 
 
 def _bound_s(spec: JobSpec) -> int:
-    return _given_s(spec) or math.ceil(min(max(_LEAST_S, spec.start_timeout_s + _LATER_S), _MOST_S))
+    return _given_s(spec) or math.ceil(max(_LEAST_S, spec.start_timeout_s + _LATER_S))
 
 
 def _own(slot: Slot, n_ranks: Mapping[int, int]) -> dict[str, str]:
