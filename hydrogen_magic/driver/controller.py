@@ -35,7 +35,6 @@ from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.transport.daemon_thread import in_daemon_thread
 
 _FAILURE_EVENTS = (ev.RankFailed, ev.ExceptionHandled, ev.RankExited)
-_WAIT_EVENTS = (ev.CollectivesEntered, ev.CollectiveWait, ev.RankPhase)
 _SETTLE_S = 1.0
 """Others that wait too have reported it by then."""
 _ASK_AGAIN_S = 0.25
@@ -243,7 +242,7 @@ class GangController:
             self._stop("failure", False)
         elif isinstance(event, _FAILURE_EVENTS):
             self._look_for_culprit()
-        if isinstance(event, _WAIT_EVENTS) and waits_for_good(self._run.state) is not None:
+        if _may_show_absence(event) and waits_for_good(self._run.state) is not None:
             delay_s = 0.0 if isinstance(event, ev.CollectivesEntered) else _SETTLE_S
             self._loop.call_later(delay_s, self._look_for_absent)
         if isinstance(event, ev.RankPhase) and event.phase == "running":
@@ -432,3 +431,14 @@ async def _in_thread(work: Callable[[], None]) -> None:
 
 def _first_line(text: str) -> str:
     return text.partition("\n")[0]
+
+
+def _may_show_absence(event: ev.Event) -> bool:
+    """Return whether ranks may be found, after this event, to wait for one that has ended its cell.
+
+    There are thousands of events in a large gang, and each search looks at all ranks.
+    """
+    if isinstance(event, ev.CollectiveWait):
+        return bool(event.name and event.n_joins)
+    has_run = isinstance(event, ev.RankPhase) and event.phase == "finishing"
+    return has_run or isinstance(event, ev.CollectivesEntered)

@@ -16,6 +16,7 @@ The errors of a library that are weak evidence are ``victims`` of its rendezvous
 from __future__ import annotations
 
 import functools
+import math
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -196,9 +197,10 @@ def _absent_for_good(state: GangState) -> PartialCollective | None:
 def never_joined(state: GangState) -> PartialCollective | None:
     """Return which ranks have ended their cell, or are left out of it, without joining those that wait."""
     over = [rank for rank in state.ranks if rank.is_left_out or rank.has_run]
-    fewest = min((rank.n_joins for rank in over), default=0)
-    waiting = [r for r in _alive(state) if r not in over and r.waiting_in and r.n_joins > fewest]
-    if not over or not waiting:
+    fewest = min((rank.n_joins for rank in over), default=math.inf)
+    joining = (rank for rank in state.ranks if rank.waiting_in and rank.n_joins > fewest)
+    waiting = [r for r in joining if not (r.is_over or r.has_run) and evidence(r) is None]
+    if not waiting:
         return None
     absent = [rank for rank in over if rank.n_joins < waiting[0].n_joins]
     return PartialCollective(collective_of(waiting[0]), _numbers(absent), _numbers(waiting))
@@ -209,9 +211,11 @@ def never_entered(state: GangState) -> PartialCollective | None:
     in which others are.
     """
     over = [r for r in state.ranks if r.is_left_out or (r.has_run and r.has_entered_all)]
-    fewest = min((rank.n_entered for rank in over), default=0)
-    inside = [rank for rank in _alive(state) if rank not in over and rank.n_entered > fewest]
-    if not over or not inside:
+    if not over:
+        return None
+    fewest, numbers = min(rank.n_entered for rank in over), {*_numbers(over)}
+    inside = [r for r in _alive(state) if r.n_entered > fewest and r.rank not in numbers]
+    if not inside:
         return None
     absent = [rank for rank in over if rank.n_entered < inside[0].n_entered]
     name = next(filter(None, map(collective_of, inside)), "collective")
