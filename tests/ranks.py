@@ -174,6 +174,66 @@ def meet_as_children(start_method: str, *ports: int, with_ranks_port: bool = Fal
     start_processes(_meet_as_child, ports, nprocs=2, start_method=start_method)
 
 
+def meet_with_child(port: int) -> None:
+    """Join with a process that this rank starts, at a port of the code's own."""
+    import torch.multiprocessing
+
+    child = torch.multiprocessing.get_context("spawn").Process(
+        target=_meet_as_child, args=(1, port)
+    )
+    child.start()
+    _meet_as_child(0, port)
+    child.join()
+
+
+def spawn_from_thread() -> set[str | None]:
+    """Start a process in a thread; return the values of ``MASTER_PORT`` in this process meanwhile."""
+    import multiprocessing
+    import threading
+
+    data = bytes(4 << 20)  # which the process reads when it has started
+    child = multiprocessing.get_context("spawn").Process(target=len, args=(data,))
+    thread = threading.Thread(target=child.start)
+    found = {os.environ["MASTER_PORT"]}
+    thread.start()
+    while thread.is_alive():
+        found.add(os.environ.get("MASTER_PORT"))
+    child.join()
+    return found
+
+
+def join_in_thread() -> None:
+    """Rank 1 joins when its cell has ended, in a thread."""
+    import threading
+
+    def join_late() -> None:
+        time.sleep(0.5 if hm.rank() else 0.0)
+        everyone = [None] * hm.world_size()
+        meet()
+        dist.all_gather_object(everyone, hm.rank())
+
+    import torch.distributed as dist
+
+    if hm.rank():
+        threading.Thread(target=join_late).start()
+    else:
+        join_late()
+
+
+def join_after_a_smaller_group() -> int:
+    """Rank 0 joins a group of its own, leaves it, and joins with all others; return the sum over all."""
+    import torch
+    import torch.distributed as dist
+
+    if hm.rank() == 0:
+        dist.init_process_group("gloo", rank=0, world_size=1)
+        dist.destroy_process_group()
+    dist.init_process_group("gloo")
+    total = torch.ones(1)
+    dist.all_reduce(total)
+    return int(total)
+
+
 def launch_by_torchs_agent(port: int) -> None:
     """Start processes as Accelerate's notebook_launcher does, which sets ``WORLD_SIZE`` meanwhile."""
     from torch.distributed.launcher.api import LaunchConfig, elastic_launch

@@ -441,4 +441,4 @@ def _may_show_absence(event: ev.Event) -> bool:
     if isinstance(event, ev.CollectiveWait):
         return bool(event.name and event.n_joins)
     has_run = isinstance(event, ev.RankPhase) and event.phase == "finishing"
-    return has_run or isinstance(event, ev.CollectivesEntered)
+    return has_run or isinstance(event, (ev.CollectivesEntered, ev.RankExited))

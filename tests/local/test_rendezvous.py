@@ -209,18 +209,34 @@ def test_processes_that_a_rank_starts_meet_apart_from_the_gang(
     start_method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     hm.run(ranks.meet_as_children, start_method, free_port(), np=1)
-    apart = "starts 2 more processes"
+    apart = "starts 2 processes of its own"
     assert apart not in capsys.readouterr().out
     hm.run(ranks.meet_as_children, start_method, np=2)
     assert capsys.readouterr().out.count(f"rank 0: {apart}") == 1
     hm.run(ranks.meet_as_children, start_method, with_ranks_port=True, np=2)
 
 
+def test_a_rank_meets_a_process_that_it_has_started() -> None:
+    hm.run(ranks.meet_with_child, free_port(), np=1)
+
+
+def test_the_start_of_a_process_changes_no_variable_of_the_rank() -> None:
+    assert len(hm.run(ranks.spawn_from_thread, np=1)) == 1
+
+
+def test_a_thread_may_join_after_the_cell() -> None:
+    hm.run(ranks.join_in_thread, np=2)
+
+
+def test_all_ranks_join_after_some_have_had_a_group_of_their_own() -> None:
+    assert hm.run(ranks.join_after_a_smaller_group, np=2) == 2
+
+
 def test_launchers_on_each_rank_do_not_share_a_store(capsys: pytest.CaptureFixture[str]) -> None:
     port = free_port()
     with pytest.raises(RankFailedError, match=f"each of the 3 ranks starts .* meet at port {port}"):
         hm.run(ranks.launch_by_torchs_agent, port, np=3)
-    assert "starts 2 more processes" in capsys.readouterr().out
+    assert "starts 2 processes of its own" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -120,15 +120,15 @@ def test_a_rank_that_ended_its_cell_joins_no_more() -> None:
     """Unless those that wait join a group of some ranks: that does not count."""
     waits = ev.CollectiveWait(2.0, 0, "init_process_group", 0, 1.0, n_joins=1)
     assert waits_for_good(replay([*running(2), waits])) is None
-    over = ev.RankResult(3.0, 1, 0)
-    state = replay([*running(2), waits, over])
+    over, exited = ev.RankResult(3.0, 1, 0), ev.RankExited(3.5, 1, 0)
+    assert waits_for_good(replay([*running(2), waits, over])) is None, "a thread may join"
+    state = replay([*running(2), waits, over, exited])
     assert missed_collective(state) == PartialCollective("init_process_group", (1,), (0,))
     assert waits_for_good(state) == 0
     joined = ev.CollectiveWait(2.5, 1, "", 0, 2.5, n_joins=1)
-    assert waits_for_good(replay([*running(2), waits, joined, over])) is None
+    assert waits_for_good(replay([*running(2), waits, joined, over, exited])) is None
     left_out = replay([*running(2), waits, ev.RankPhase(1.0, 1, "idle")])
     assert waits_for_good(left_out) == 0
-    exited = ev.RankExited(3.5, 1, 0)
     apart = replay([*running(2), replaced(waits, n_joins=0), over, exited])
     assert waits_for_good(apart) is None
     text = "rank 0 waits in init_process_group for 11 s; rank 1 has already finished"

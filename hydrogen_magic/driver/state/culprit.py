@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import math
+import operator
 import re
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -196,7 +197,9 @@ def _absent_for_good(state: GangState) -> PartialCollective | None:
 
 def never_joined(state: GangState) -> PartialCollective | None:
     """Return which ranks have ended their cell, or are left out of it, without joining those that wait."""
-    over = [rank for rank in state.ranks if rank.is_left_out or rank.has_run]
+    # A rank without a session exits when its threads have ended: one of them may join after the cell.
+    has_ended = operator.attrgetter("has_run" if state.session else "is_over")
+    over = [rank for rank in state.ranks if rank.is_left_out or has_ended(rank)]
     fewest = min((rank.n_joins for rank in over), default=math.inf)
     joining = (rank for rank in state.ranks if rank.waiting_in and rank.n_joins > fewest)
     waiting = [r for r in joining if not (r.is_over or r.has_run) and evidence(r) is None]

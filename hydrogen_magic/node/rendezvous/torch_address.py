@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import os
 import socket
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
@@ -98,7 +98,7 @@ def _refuse_missing_ranks(world_size: int) -> None:
 
 def let_children_meet_apart() -> None:
     """Let forked children of this process meet apart from the gang."""
-    os.register_at_fork(before=_port_of_children, after_in_child=_leave_gangs_store)
+    os.register_at_fork(before=_port_of_children, after_in_child=lambda: _take(_apart()))
 
 
 def attach_to_spawn(module: ModuleType) -> None:
@@ -107,43 +107,55 @@ def attach_to_spawn(module: ModuleType) -> None:
 
     @wraps(launch)
     def launch_apart(popen: Any, process: Any) -> Any:
-        before = {name: os.environ[name] for name in _ADDRESSES if name in os.environ}
-        _leave_gangs_store()
-        process._meets_apart = _MeetsApart()
+        attributes = vars(process)  # its class may refuse to set others
+        attributes["_meets_apart"] = _MeetsApart()
         try:
             return launch(popen, process)
         finally:
-            del process._meets_apart
-            os.environ.pop(_LEFT, None)
-            os.environ.update(before)
+            del attributes["_meets_apart"]
 
     module.Popen._launch = launch_apart
 
 
 class _MeetsApart:
-    """Where it is unpickled, torch's ``rendezvous`` is that of a process which a rank has started."""
+    """Where it is unpickled, addresses are those of a process which this rank starts.
+
+    The variables of this process stay as they are: another thread may join, or start a process.
+    """
 
     def __reduce__(self) -> Any:
-        return _attach_in_child, ()
+        return _attach_in_child, (_apart(),)
 
 
-def _attach_in_child() -> None:
+def _attach_in_child(addresses: Mapping[str, str]) -> None:
+    _take(addresses)
+
     def attach(module: ModuleType) -> None:
         module.rendezvous = at_any_store(module.rendezvous)  # type: ignore[attr-defined]
 
     hooks.add("torch.distributed.distributed_c10d", attach)
 
 
-def _leave_gangs_store() -> None:
-    """Let processes that the user's code starts, as by ``mp.spawn``, open a store of their own.
+def _apart() -> dict[str, str]:
+    """Return the addresses for a process that the user's code starts, as by ``mp.spawn``.
 
-    They would take the gang's for theirs, or wait for one at an address that they set.
+    With the rank's own, it would take the gang's store for one of its group.
     """
-    _, _, gangs = os.environ.pop(STORE, "").rpartition(":")
-    os.environ.pop(IS_SERVED, None)
+    found = {name: os.environ[name] for name in _ADDRESSES if name in os.environ}
+    found.pop(IS_SERVED, None)
+    _, _, gangs = found.pop(STORE, "").rpartition(":")
     if gangs:
-        os.environ[_LEFT] = f"{gang_size()} {gangs} {_port_of_children()}"
-        _apart_from_gang("env://")
+        own = _port_of_children()
+        found[_LEFT] = f"{gang_size()} {gangs} {own}"
+        if found.get("MASTER_PORT") == gangs:
+            found.update(MASTER_ADDR="127.0.0.1", MASTER_PORT=own)
+    return found
+
+
+def _take(addresses: Mapping[str, str]) -> None:
+    for name in _ADDRESSES:
+        os.environ.pop(name, None)
+    os.environ.update(addresses)
 
 
 def _apart_from_gang(url: str) -> str:

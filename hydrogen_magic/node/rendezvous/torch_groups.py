@@ -11,12 +11,14 @@ import gc
 import os
 import socket
 import sys
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from types import ModuleType
 from typing import Any
 
+from hydrogen_magic.node.rendezvous.torch_address import is_gangs_store
 from hydrogen_magic.node.wrapping import transparent, wraps
 
 _ERROR = 2
@@ -37,8 +39,10 @@ class _Groups:
     """Of torch's C++ code, while its warnings are off; otherwise None."""
     n_pairwise: int = 0
     """How often two ranks alone have exchanged data, where the sequence number counts that (Gloo)."""
-    n_joined: int = 0
-    """How often this process has joined the default group by the environment, all ranks with it."""
+    n_joined: Counter[int] = field(default_factory=Counter)
+    """How often this process has joined a default group by the environment, by the size of the group."""
+    joining: int = 0
+    """Size of the group that was joined last."""
 
 
 _process = _Groups()
@@ -92,9 +96,12 @@ def with_new_keys(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
     @wraps(rendezvous)
     def stores(url: str, *args: Any, **kwargs: Any) -> Iterator[Any]:
         for store, rank, world_size in rendezvous(url, *args, **kwargs):
-            if url == "env://" and _process.n_joined > 0:
+            _process.joining = world_size
+            n_before = _process.n_joined[world_size]
+            is_part = str(world_size) != os.environ.get("WORLD_SIZE") and is_gangs_store()
+            if url == "env://" and (n_before or is_part):
                 prefixed = sys.modules["torch.distributed"].PrefixStore
-                store = prefixed(f"join_{_process.n_joined}", store)
+                store = prefixed(f"join_{n_before}_of_{world_size}", store)
             yield store, rank, world_size
 
     return stores
@@ -102,7 +109,7 @@ def with_new_keys(rendezvous: Callable[..., Any]) -> Callable[..., Any]:
 
 def note_joined() -> None:
     """Note that ``init_process_group`` has succeeded."""
-    _process.n_joined += _process.arguments is not None
+    _process.n_joined[_process.joining] += _process.arguments is not None
 
 
 def note_arguments(given: Mapping[str, Any]) -> None:
@@ -136,7 +143,7 @@ def leave() -> None:
         _forget_unfinished_join()
     _restore_warnings()
     _process.sockets.clear()
-    _process.n_joined = 0  # the next store is a new one
+    _process.n_joined.clear()  # the next store is a new one
 
 
 def join() -> Iterator[str]:

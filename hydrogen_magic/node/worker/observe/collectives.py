@@ -13,7 +13,7 @@ import inspect
 import os
 import time
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from types import ModuleType
 from typing import Any
 
@@ -83,7 +83,8 @@ def _noted(init: Callable[..., Any]) -> Callable[..., Any]:
         given = inspect.signature(init).bind_partial(*args, **kwargs).arguments
         torch_groups.note_arguments(given)
         _warn_of_rank(given)
-        with _explained(), _init_barrier():
+        is_of_all = _joins_all(init, *args, **kwargs)
+        with _explained(), _init_barrier() if is_of_all else nullcontext():
             init(*args, **kwargs)
         torch_groups.note_joined()
 

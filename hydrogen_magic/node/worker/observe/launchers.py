@@ -55,6 +55,7 @@ def _warn(reporter: _reporter.Reporter | None, n_processes: int) -> None:
     if reporter is not None and reporter.rank == 0 and gang_size() > 1:
         reporter.notice(
             "warning",
-            f"starts {n_processes} more processes (by mp.spawn, or a launcher such as notebook_launcher),"
-            f" which train apart from the {gang_size()} ranks: call the function directly to train on these",
+            f"starts {n_processes} process{'es' * (n_processes != 1)} of its own (by mp.spawn, or a launcher"
+            " such as notebook_launcher), which are no ranks of the gang: to train on its"
+            f" {gang_size()} ranks, call the function directly",
         )
