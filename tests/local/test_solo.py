@@ -93,6 +93,29 @@ class ByRank(torch.utils.data.TensorDataset):
         return 8
 
 
+def train_beside_a_local_model() -> None:
+    """Take steps of a DDP model, and between them more of one that each rank has for itself."""
+    import time
+
+    import torch
+    import torch.distributed as dist
+    from torch.nn.parallel import DistributedDataParallel
+
+    dist.init_process_group("gloo")
+    models = [DistributedDataParallel(torch.nn.Linear(1, 1)), torch.nn.Linear(1, 1)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    for number in [0, *[1] * 14, 0]:
+        models[number](torch.ones(4, 1)).sum().backward()
+        optimizers[number].step()
+        time.sleep(0.02)  # the rank reports ten times a second
+
+
+def test_a_local_model_beside_one_in_ddp_is_not_reported() -> None:
+    gang = ended(hm.launch(train_beside_a_local_model, np=2))
+    gang.raise_for_state()
+    assert ALONE not in notices_of(gang)
+
+
 def train_on(data: torch.utils.data.TensorDataset, how: str) -> None:
     """Read an epoch of ``data``, in batches of 4, with a step of a DDP model for each of them."""
     import torch
@@ -109,8 +132,8 @@ def train_on(data: torch.utils.data.TensorDataset, how: str) -> None:
     loader = DataLoader(data, batch_size=4, sampler=sampler, shuffle=sampler is None)
     model = DistributedDataParallel(torch.nn.Linear(1, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-    for (batch,) in loader:
-        if how != "evaluated":
+    for number, (batch,) in enumerate(loader):
+        if how != "evaluated" and not (how == "every other one" and number % 2):
             model(batch).sum().backward()
             optimizer.step()
 
@@ -121,6 +144,7 @@ def train_on(data: torch.utils.data.TensorDataset, how: str) -> None:
         (torch.utils.data.TensorDataset, "shuffled", True),
         (torch.utils.data.TensorDataset, "sampled", False),
         (torch.utils.data.TensorDataset, "evaluated", False),
+        (torch.utils.data.TensorDataset, "every other one", False),
         (torch.utils.data.TensorDataset, "shortened on the rank", False),
         (torch.utils.data.TensorDataset, "made on the rank", False),
         (ByRank, "shuffled", False),
@@ -131,9 +155,7 @@ def test_ranks_that_train_on_the_same_samples_are_reported(
 ) -> None:
     gang = ended(hm.launch(train_on, data(torch.ones(16, 1)), how, np=2))
     gang.raise_for_state()
-    reported = (
-        "rank 0: trains on all 4 batches of a data set that every rank has: to give each rank its"
-    )
+    reported = "rank 0: reads all 4 batches of a data set that every rank has: to give each rank its share,"
     assert (reported in notices_of(gang)) is is_reported, notices_of(gang)
 
 

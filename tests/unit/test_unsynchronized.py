@@ -62,8 +62,9 @@ BYPASSED, NOT_SYNCED = unsynchronized._BYPASSED, unsynchronized._NOT_SYNCED
 @pytest.mark.parametrize(
     ("remedy", "exchanged_at", "steps", "alone"),
     [
-        (BYPASSED, (), 32, 10),
+        (BYPASSED, (), 32, 31),
         (BYPASSED, (), 5, 4),
+        (BYPASSED, (), 2, 0),
         (BYPASSED, (), 1, 0),
         (BYPASSED, range(2, 40), 40, 0),  # the model is called as it should be
         (BYPASSED, range(2, 3), 40, 0),

@@ -20,6 +20,8 @@ _STEPS = 10
 """Steps without any collective before it is reported; fewer at the end of the cell."""
 _STEPS_SINCE = 100
 """The same where there were some before: methods such as local SGD average every few dozen steps."""
+_FEW_STEPS = 2
+"""Steps of an optimizer that do not show whether its gradients are averaged."""
 _BYPASSED = "call the DistributedDataParallel model, not the module inside it"
 _NOT_SYNCED = f"{_BYPASSED}, and outside of no_sync() for the last backward pass before each step"
 
@@ -40,8 +42,10 @@ class ExchangeCounter:
         """Steps and collectives at the time of the first steps; None if they are not counted."""
         self._optimizer: Callable[[], Any] = lambda: None
         """A weak reference to the optimizer of the first step."""
-        self._ddp_remedy: str | None = None
-        """What :func:`_remedy_of_ddp` returned; None before that had to be known."""
+        self._own_steps = 0
+        """Steps of that optimizer."""
+        self._of_ddp: str | None = None
+        """What :func:`_remedy_of_ddp` has returned for it, None before the models were looked at."""
 
     def add_call(self) -> None:
         """Count a collective that is called from Python and exchanges data."""
@@ -52,6 +56,7 @@ class ExchangeCounter:
         if self._first is None and not self._is_decided:
             self._optimizer = weakref.ref(optimizer)
             self._first = 1, self._exchanged()
+        self._own_steps += optimizer is self._optimizer()
 
     def keep_counts(self) -> None:
         """Keep the counts of the process groups, which are about to be destroyed."""
@@ -73,15 +78,27 @@ class ExchangeCounter:
             self._is_decided = True
             return ""
         alone = steps - first_steps if exchanged else steps
-        is_long = alone > 0 and self._is_long(alone, not exchanged, is_over)
-        self._is_decided = is_long or is_over
-        if not is_long or _averages_by_lost_group():
+        is_long = alone >= (_STEPS_SINCE if exchanged else _STEPS)
+        if alone >= _STEPS or is_over:
+            self._look_at_models()
+        if self._is_decided or not (is_long or is_over):
             return ""
-        remedy = self.join_advice or self._ddp_remedy or _remedy()
+        self._is_decided = True
+        # In fewer steps, the model of another optimizer may be one that the ranks do not share.
+        is_own = bool(self._of_ddp) and self._own_steps > _FEW_STEPS
+        if not (is_long or (is_own if exchanged else alone > 0)):
+            return ""
+        remedy = self.join_advice or self._of_ddp or _remedy()
         return (
             f"{counted(alone, 'optimizer step')} without any collective: each of "
             f"the {world_size} ranks trains its own model. To train one model, {remedy}"
         )
+
+    def _look_at_models(self) -> None:
+        """Look at the models of this process once: at the end of the cell they may be gone."""
+        if self._of_ddp is None:
+            self._of_ddp = _remedy_of_ddp(self._optimizer())
+            self._is_decided = _averages_by_lost_group()
 
     def is_data_parallel(self) -> bool:
         """Return whether DDP averages the gradients of the optimizer among all ranks, and has done so.
@@ -99,16 +116,6 @@ class ExchangeCounter:
     def _exchanged(self) -> int | None:
         counts = list(_counts())
         return None if None in counts else self._calls + self._past + sum(filter(None, counts))
-
-    def _is_long(self, alone: int, is_first: bool, is_over: bool) -> bool:
-        """Return whether no method takes so many steps alone; ``is_first``: before any collective."""
-        if alone < _STEPS and not is_over:
-            return False
-        if self._ddp_remedy is None or is_over:  # it examines all objects of the process
-            self._ddp_remedy = _remedy_of_ddp(self._optimizer()) or self._ddp_remedy or ""
-        if self._ddp_remedy and (is_over or self._ddp_remedy == _BYPASSED):
-            return True
-        return is_first or alone >= _STEPS_SINCE
 
 
 def _counts() -> Iterator[int | None]:

@@ -1,6 +1,6 @@
 """Observer of the waits for data: the start of a DataLoader's iterator, and every batch.
 
-It also detects a forgotten ``DistributedSampler``: a rank trains on all of a data set that every rank has.
+It also detects a forgotten ``DistributedSampler``: a rank trains, and reads all of a data set that each has.
 """
 
 from __future__ import annotations
@@ -67,13 +67,14 @@ def _begin_epoch(epoch: Any, loader: Any) -> None:
 def _end_epoch(epoch: Any) -> None:
     reporter = _reporter.current()
     start = getattr(epoch, "_hydrogen_start", sys.maxsize)  # set by DataLoader's own __iter__
-    if reporter is None or reporter.rank or reporter.steps.count < start + 2:
-        return
+    n_batches = len(epoch._index_sampler)
+    if reporter is None or reporter.rank or reporter.steps.count < start + max(2, n_batches):
+        return  # a rank that takes every other batch takes fewer steps
     if _seen() or not _has_read_all(epoch):
         return
     _seen().append(
-        f"trains on all {len(epoch._index_sampler)} batches of a data set that every rank has: to give each "
-        "rank its share, pass hm.shard(dataset), or sampler=DistributedSampler(dataset), to the DataLoader"
+        f"reads all {n_batches} batches of a data set that every rank has: to give each rank its share, pass"
+        " hm.shard(dataset), or sampler=DistributedSampler(dataset), to the DataLoader"
     )
     if reporter.exchanges.is_data_parallel():
         reporter.notice("info", *_seen())
