@@ -440,6 +440,12 @@ def test_a_failure_shows_the_notebooks_lines_and_the_victims_in_one_line() -> No
     ]
 
 
+def test_a_long_line_of_output_is_cut_in_a_report() -> None:
+    events = failed(1, 0, ev.ErrorReport("ValueError", "bad batch 17", (CELL_FRAME,)))
+    last = report(ended(events, 0), ["a" * 65_000]).splitlines()[-1]
+    assert last.startswith("  aaa") and len(last) < 1_100
+
+
 def test_ranks_that_fail_by_themselves_were_not_stopped() -> None:
     events = failed(3, 1, ev.ErrorReport("ValueError", "bad batch 1", (CELL_FRAME,)))
     own = ev.ErrorReport("ValueError", "bad batch 2", (CELL_FRAME,))

@@ -28,6 +28,8 @@ _LONGEST_MESSAGE = 4000
 _LONGEST_LINE = 320
 """The same in a headline."""
 _MOST_OUTPUT_LINES = 10
+_LONGEST_OUTPUT = 1000
+"""Characters of one of these lines."""
 _MOST_FRAMES = 12
 """Frames of one exception; more is a recursion."""
 
@@ -404,7 +406,7 @@ def _saying(rank: RankState) -> str:
 
 def _output(culprit: RankState, lines: Sequence[str]) -> list[str]:
     final = [text for line in lines for text in final_lines(line) if text.strip()]
-    shown = final[-_MOST_OUTPUT_LINES:]
+    shown = [without_middle(line, _LONGEST_OUTPUT) for line in final[-_MOST_OUTPUT_LINES:]]
     return (
         [f"last output of rank {culprit.rank}:", *(f"  {line}" for line in shown)] if shown else []
     )

@@ -8,7 +8,7 @@ from pathlib import Path
 
 _PACKAGE = f'File "{Path(__file__).parents[2]}{os.sep}'
 _OUR_THREAD = _PACKAGE + "node/worker/event_sender.py"
-_OUR_HOOKS = re.compile(re.escape(_PACKAGE) + r"(\w+/)*node/(worker/)?observe/")
+_OUR_HOOKS = re.compile(re.escape(_PACKAGE) + r"(\w+/)*node/((worker/)?observe|rendezvous)/")
 _BELOW_THE_CELL = tuple(
     _PACKAGE + file
     for file in (
