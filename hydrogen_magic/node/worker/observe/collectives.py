@@ -20,8 +20,6 @@ from typing import Any
 from hydrogen_magic.core.events import COLLECTIVES
 from hydrogen_magic.node.rendezvous import torch_address, torch_groups
 from hydrogen_magic.node.worker import reporter as _reporter
-from hydrogen_magic.node.worker.import_hooks import hooks
-from hydrogen_magic.node.worker.observe import launchers
 from hydrogen_magic.node.worker.observe.span_recording import put
 from hydrogen_magic.node.wrapping import wraps
 
@@ -67,8 +65,6 @@ def attach(module: ModuleType) -> None:
         replace(name, tracked)
     torch_groups.attach(module)
     torch_address.let_children_meet_apart()
-    hooks.add("torch.multiprocessing.spawn", launchers.attach)
-    hooks.add("torch.distributed.launcher.api", launchers.attach_to_elastic)
     rendezvous = torch_address.at_any_store(module.rendezvous)
     module.rendezvous = torch_groups.with_new_keys(rendezvous)  # type: ignore[attr-defined]
     for name in ("isend", "irecv"):

@@ -16,6 +16,7 @@ from hydrogen_magic.node.rendezvous import torch_address
 from hydrogen_magic.node.rendezvous.torch_address import gang_size
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe.span_recording import put
+from hydrogen_magic.node.wrapping import wraps
 
 
 def attach(module: ModuleType) -> None:
@@ -29,7 +30,7 @@ def attach_to_elastic(module: ModuleType) -> None:
 
 
 def _noted(start: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(start)
+    @wraps(start)
     def start_processes(*args: Any, **kwargs: Any) -> Any:
         given = inspect.signature(start).bind_partial(*args, **kwargs).arguments
         _warn(_reporter.current(), given.get("nprocs", 1))
@@ -39,7 +40,7 @@ def _noted(start: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def _launching_apart(launch: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(launch)
+    @wraps(launch)
     def launch_agent(config: Any, *args: Any, **kwargs: Any) -> Any:
         _warn(_reporter.current(), config.nproc_per_node)
         port = config.rdzv_endpoint.rpartition(":")[2]
