@@ -199,8 +199,8 @@ def test_a_timeout_while_it_waits_for_room_is_one_of_the_wait(
     agent_group: WaitingAgentGroup,
 ) -> None:
     """Its session has had no rank."""
-    gang = hm.launch(plain_ranks.environment, np=2, session="lab", timeout=0.1)
+    gang = hm.launch(plain_ranks.environment, np=2, session="never begun", timeout=0.1)
     assert gang.wait(PATIENCE_S)
     with pytest.raises(GangTimeoutError, match=r"waited for slots .* 0\.1 s: 1 of 2 slots; etl"):
         gang.raise_for_state()
-    assert notices_of(gang) == "session 'lab' has ended: no rank has started"
+    assert notices_of(gang) == "session 'never begun' has ended: no rank has started"
