@@ -23,6 +23,7 @@ from hydrogen_magic.frameworks.jax.node import (
 from hydrogen_magic.frameworks.jax.node.coordinator import private_directory
 from hydrogen_magic.node.worker import api, reporter
 from hydrogen_magic.node.worker.observe.collectives import tracked_collective
+from hydrogen_magic.node.wrapping import wraps
 
 _JOIN_S = 86_400
 """JAX aborts a process that waits for longer. The kernel ends the gang earlier, and names missing ranks."""
@@ -64,7 +65,7 @@ def _choose_interface() -> None:
     if original is None:
         return  # another version of JAX
 
-    @functools.wraps(original)
+    @wraps(original)
     def make(*args: Any, **kwargs: Any) -> Any:
         return original(*args, **{"interface": os.environ.get(INTERFACE), **kwargs})
 
@@ -79,7 +80,7 @@ def _watch_backends() -> None:
     if original is None:
         return  # another version of JAX
 
-    @functools.wraps(original)
+    @wraps(original)
     def backends(*args: Any, **kwargs: Any) -> Any:
         if ADDRESS in os.environ and distributed.global_state.client is None:
             _warn_of_lone_ranks()
@@ -101,7 +102,7 @@ def _warn_of_lone_ranks() -> None:
 def with_place(initialize: Callable[..., None]) -> Callable[..., None]:
     """Return JAX's ``initialize`` with this rank's place in its gang as defaults."""
 
-    @functools.wraps(initialize)
+    @wraps(initialize)
     def call(
         coordinator_address: str | None = None,
         num_processes: int | None = None,

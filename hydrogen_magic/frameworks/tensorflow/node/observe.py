@@ -5,7 +5,6 @@ Collectives inside of compiled functions are not observed: they run after the Py
 
 from __future__ import annotations
 
-import functools
 import os
 from collections.abc import Callable
 from types import ModuleType
@@ -15,6 +14,7 @@ from hydrogen_magic.core.events import CollectiveWait
 from hydrogen_magic.frameworks.tensorflow.node import COLLECTIVES, CONFIG, STRATEGY
 from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe.collectives import tracked_collective
+from hydrogen_magic.node.wrapping import wraps
 
 
 def attach(module: ModuleType) -> None:
@@ -40,7 +40,7 @@ def attach_to_strategy(module: ModuleType) -> None:
 def _reported(joining: Callable[..., Any]) -> Callable[..., Any]:
     """Return ``joining``, which reports at once that this rank waits: TensorFlow holds the GIL meanwhile."""
 
-    @functools.wraps(joining)
+    @wraps(joining)
     def call(*args: Any, **kwargs: Any) -> Any:
         _report_wait(STRATEGY)
         try:
@@ -66,7 +66,7 @@ def _eager_collective(name: str, original: Callable[..., Any]) -> Callable[..., 
     """Return ``original``, noted as a collective unless it is only traced for a ``tf.function``."""
     tracked = tracked_collective(name, original)
 
-    @functools.wraps(original)
+    @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         import tensorflow as tf
 

@@ -8,12 +8,13 @@ that of an allreduce. The rule: Maleki et al., "Scaling Distributed Training wit
 
 from __future__ import annotations
 
-import functools
 import math
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
+
+from hydrogen_magic.node.wrapping import wraps
 
 _NOTHING = math.sqrt(sys.float_info.min)
 """Squared norms below it have no direction."""
@@ -51,7 +52,7 @@ def attach(ops: Any, replace: Callable[[Any, Callable[..., Any]], None]) -> None
         return handle
 
     def wrapped(original: Callable[..., int], is_group: bool) -> Callable[..., int]:
-        @functools.wraps(original)
+        @wraps(original)
         def allreduce_async(
             tensor: Any, output: Any, name: Any, op: Any, prescale: Any, postscale: Any, ranks: Any
         ) -> int:
@@ -65,7 +66,7 @@ def attach(ops: Any, replace: Callable[[Any, Callable[..., Any]], None]) -> None
 
     original_wait = ops.synchronize
 
-    @functools.wraps(original_wait)
+    @wraps(original_wait)
     def synchronize(handle: Any) -> Any:
         one = pending.pop(handle, None) if pending else None
         found = original_wait(handle)

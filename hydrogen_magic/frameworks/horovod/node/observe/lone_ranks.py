@@ -5,13 +5,13 @@ Without its variables, Horovod takes a rank for the only one: every rank would t
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker import api
 from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.wrapping import wraps
 
 
 def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None]) -> None:
@@ -21,7 +21,7 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
     """
     original = module.init
 
-    @functools.wraps(original)
+    @wraps(original)
     def init(*args: Any, **kwargs: Any) -> Any:
         result = original(*args, **kwargs)
         _warn_if_alone(module.size())

@@ -11,7 +11,6 @@ blocked by a disk: so a separate thread calls it, and nothing waits long for tha
 from __future__ import annotations
 
 import atexit
-import functools
 import itertools
 import os
 import shutil
@@ -24,6 +23,7 @@ from typing import Any
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.frameworks.horovod.node import DYNAMIC, TIMELINE
 from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.wrapping import wraps
 
 _SWITCH_S = 1.0
 """How long the user's thread waits until a timeline has started or stopped, which takes milliseconds."""
@@ -57,7 +57,7 @@ def attach(module: ModuleType, replace: Callable[[Any, Callable[..., Any]], None
 
 
 def _wrapped(original: Callable[..., Any], observed: Callable[..., Any]) -> Callable[..., Any]:
-    @functools.wraps(original)
+    @wraps(original)
     def call(*args: Any, **kwargs: Any) -> Any:
         return observed(original, *args, **kwargs)
 
