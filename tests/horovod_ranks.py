@@ -47,7 +47,6 @@ def collectives() -> dict[str, Any]:
     hvd.init()
     rank, size = hvd.rank(), hvd.size()
     mine = torch.full((2,), float(rank))
-    apart = torch.eye(size)[rank]
     received, counts = hvd.alltoall(
         torch.arange(float(size * (size + 1) // 2)) + 100 * rank,
         splits=torch.arange(1, size + 1, dtype=torch.int32),
@@ -57,10 +56,6 @@ def collectives() -> dict[str, Any]:
         "sum": hvd.allreduce(mine, op=hvd.Sum).tolist(),
         "average": hvd.allreduce(mine).tolist(),
         "max": hvd.allreduce(mine, op=hvd.Max).tolist(),
-        "adasum": hvd.allreduce(torch.ones(2), op=hvd.Adasum).tolist(),
-        "adasum of others": [
-            t.tolist() for t in hvd.grouped_allreduce([mine + 1, apart], op=hvd.Adasum)
-        ],
         "fp16": hvd.allreduce(mine, op=hvd.Sum, compression=hvd.Compression.fp16).tolist(),
         "grouped": [t.tolist() for t in hvd.grouped_allreduce([mine, mine + 1], op=hvd.Sum)],
         "async": hvd.synchronize(handle).tolist(),
@@ -120,10 +115,7 @@ def train(optimizer_options: dict[str, Any], n_steps: int = 4) -> dict[str, Any]
     torch.manual_seed(hvd.rank())
     model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 1))
     optimizer = torch.optim.SGD(model.parameters(), lr=0.05 * hvd.size(), momentum=0.9)
-    chosen = {
-        name: getattr(hvd, value) if name == "op" else value
-        for name, value in optimizer_options.items()
-    }
+    chosen = dict(optimizer_options)
     if chosen.pop("fp16", False):
         chosen["compression"] = hvd.Compression.fp16
     optimizer = hvd.DistributedOptimizer(
@@ -167,8 +159,8 @@ def init_twice() -> list[float]:
     return sums
 
 
-def adasum_init_and_join() -> dict[str, Any]:
-    return {"adasum": adasum_in_place(), "init": init_twice(), "join": join_early()}
+def init_and_join() -> dict[str, Any]:
+    return {"init": init_twice(), "join": join_early()}
 
 
 def begin_while_it_ends(folder: str, times: int) -> list[bytes]:
@@ -333,17 +325,6 @@ def folds(fails_in: int) -> list[tuple[int, float]]:
         for epochs in (3,) if weight == 100 else (3, 6):
             calls.append((training(state, model, epochs), model.weight.item()))
     return calls
-
-
-def adasum_in_place() -> list[float]:
-    """Combine parameters, which autograd looks after."""
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    weight = torch.nn.Parameter(torch.tensor([1.0, 2.0]))
-    hvd.allreduce_(weight, op=hvd.Adasum)
-    return [float(each) for each in weight]
 
 
 def count_up(state: Any, upto: int) -> tuple[int, int]:

@@ -40,10 +40,6 @@ class TestSurface:
             assert of_rank["sum"] == of_rank["fp16"] == of_rank["async"] == [total] * 2
             assert of_rank["average"] == [total / np] * 2
             assert of_rank["max"] == of_rank["broadcast"] == [np - 1.0] * 2
-            assert of_rank["adasum"] == pytest.approx([1.0, 1.0]), "equal gradients count once"
-            parallel, apart = of_rank["adasum of others"]
-            assert parallel[0] == pytest.approx(_adasum([r + 1.0 for r in range(np)]))
-            assert apart == pytest.approx([1.0] * np), "orthogonal ones add up"
             assert of_rank["grouped"] == [[total] * 2, [total + np] * 2]
             assert of_rank["uneven"] == [float(r) for r in range(np) for _ in range(r + 1)]
             assert of_rank["objects"] == [{"rank": r} for r in range(np)]
@@ -53,9 +49,8 @@ class TestSurface:
             assert of_rank["alltoall"] == (sent, [rank + 1] * np)
             assert of_rank["reducescatter"] == [[np * (np + 1) / 2] * 3]
 
-    def test_adasum_in_place_init_after_shutdown_and_join(self) -> None:
-        found = ended(launch(on_ranks.adasum_init_and_join, np=2)).results
-        assert [of_rank["adasum"] for of_rank in found] == [pytest.approx([1.0, 2.0])] * 2
+    def test_init_after_shutdown_and_join(self) -> None:
+        found = ended(launch(on_ranks.init_and_join, np=2)).results
         assert [of_rank["join"] for of_rank in found] == [
             (1, [2.0, 2.0]),
             (1, [2.0, 2.0, 1.0]),
@@ -68,7 +63,6 @@ class TestSurface:
             {"backward_passes_per_step": 2},
             {"fp16": True},
             {"num_groups": 2},
-            {"op": "Adasum"},
         ]
         gang = ended(launch(on_ranks.train_by_each, chosen, np=2))
         for rank, trainings in enumerate(gang.results):
@@ -76,20 +70,13 @@ class TestSurface:
                 assert found["spread"] < 1e-6 and found["moved"], options
                 assert (found["rank"], found["device"]) == (rank, "cpu")
         # Steps of optimizers one after another: the first of one may end the last of the one before.
-        assert all(16 <= rank.steps <= 20 for rank in gang.ranks), "a step is one step"
+        assert all(13 <= rank.steps <= 16 for rank in gang.ranks), "a step is one step"
 
     def test_a_timeline_may_begin_while_it_is_shut_down(self, tmp_path: Path) -> None:
         gang = ended(launch(on_ranks.begin_while_it_ends, str(tmp_path), 15, np=2))
         written, nothing = gang.results
         assert nothing == [b""] * 15, "the coordinator writes"
         assert all(any(e["ph"] == "E" for e in json.loads(raw)) for raw in written)
-
-
-def _adasum(values: list[float]) -> float:
-    """Return what parallel vectors of these lengths make: of two, half their sum."""
-    while len(values) > 1:
-        values = [(a + b) / 2 for a, b in zip(values[::2], values[1::2], strict=True)]
-    return values[0]
 
 
 class TestElastic:

@@ -1,4 +1,4 @@
-"""Observers of Horovod: waiting ranks, elastic training, its timeline, Adasum without MPI.
+"""Observers of Horovod: waiting ranks, elastic training, its timeline.
 
 Many modules import from ``horovod.torch``, and its own modules have each other's functions under their own
 names, so a wrapped function is installed wherever the original was.
@@ -11,7 +11,6 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.frameworks.horovod.node.observe import (
-    adasum,
     collectives,
     elastic,
     lone_ranks,
@@ -24,7 +23,6 @@ def attach(module: ModuleType) -> None:
     if not hasattr(module, "mpi_ops"):
         return  # its library could not be loaded: Horovod has reported it
     places = _Places(module)
-    adasum.attach(module.mpi_ops, places.replace)
     collectives.attach(module, places.replace)
     lone_ranks.attach(module, places.replace)
     elastic.attach()

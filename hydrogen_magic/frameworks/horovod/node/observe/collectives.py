@@ -59,13 +59,11 @@ def attach(module: Any, replace: _Replace) -> None:
                 f"hvd.{name}", call, is_joining=name in _JOINING, **joining
             )
             replace(original, tracked)
-    # Optimizers are made from these classes' dictionaries, when the user asks for one; and they step
-    # by the optimizer that they were made of, Adasum's for every parameter by itself.
-    plain = module.optimizer._DistributedOptimizer
-    plain.synchronize = tracked_collective("hvd.synchronize", plain.synchronize)
-    plain.step = with_parts(plain.step)
-    adasum = module.optimizer._DistributedAdasumOptimizer
-    adasum._allreduce_grad_async = with_parts(adasum._allreduce_grad_async)
+    # Optimizers are made from this class's dictionary, when the user asks for one; and they step
+    # by the optimizer that they were made of.
+    optimizer = module.optimizer._DistributedOptimizer
+    optimizer.synchronize = tracked_collective("hvd.synchronize", optimizer.synchronize)
+    optimizer.step = with_parts(optimizer.step)
 
 
 def _joins_all(*args: Any, **kwargs: Any) -> bool:
