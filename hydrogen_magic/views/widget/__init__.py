@@ -129,17 +129,8 @@ class WidgetView:
             retain(self)
             resend_after(self._flood, self._resend)
 
-    def release(self) -> None:
-        """Release the gang and its data; pages keep the final picture."""
-        with self._requests.lock:
-            self._commands.release()
-            self._live.release()
-            page = self._page  # another thread may be in close_widget()
-            if page is not None:
-                page.release()
-
     def close_widget(self) -> None:
-        """Close the widget itself."""
+        """Close the widget itself; pages keep what its output shows."""
         if self._page is not None:
             self._page.close()
             self._page = None

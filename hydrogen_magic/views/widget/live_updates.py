@@ -19,8 +19,7 @@ class LiveUpdates:
     """
 
     def __init__(self, gang: Gang, *, is_raised: bool, clock: Callable[[], float]) -> None:
-        self.gang: Gang | None = gang
-        """The gang; None after :meth:`release`."""
+        self.gang = gang
         self.state = GangState()
         self.page_updates: PageUpdates | None = None
         self._is_raised = is_raised
@@ -39,7 +38,7 @@ class LiveUpdates:
 
     def events(self) -> Sequence[Event]:
         """Return all events so far; the oldest output may be missing, as in :class:`Gang`."""
-        return [] if self.gang is None else self.gang.events()[: self._n_events]
+        return self.gang.events()[: self._n_events]
 
     def start(self) -> PageUpdates:
         """Return the updates, begun with all events so far."""
@@ -68,8 +67,3 @@ class LiveUpdates:
     def stop(self) -> None:
         """Drop the updates."""
         self.page_updates, self._fresh = None, []
-
-    def release(self) -> None:
-        """Release the gang and its data."""
-        self.stop()
-        self.gang, self.state = None, GangState()

@@ -142,10 +142,6 @@ class Page:
         self.resend_idle_status()
         return True
 
-    def release(self) -> None:
-        """Release the picture; pages keep it."""
-        self._shown = {}
-
     def resend_idle_status(self) -> None:
         """Report once more that the cell is idle, when it is: pages that missed it show ``[*]`` for ever.
 

@@ -32,8 +32,7 @@ class CommandHandler:
     """
 
     def __init__(self, gang: Gang, send: PageSender, later: Callable[[PageCommand], None]) -> None:
-        self._gang: Gang | None = gang
-        self._gang_id = gang.id
+        self._gang = gang
         self._send = send
         self._later = later
         self._answers: OrderedDict[str, Mapping[str, Any] | None] = OrderedDict()
@@ -72,18 +71,6 @@ class CommandHandler:
         text = f"this kernel does not understand the request {command.get('do')!r:.40}"
         self.answer(command, ok=False, text=f"{text} ({error!s:.200}); reload the page")
 
-    def refuse_released(self, command: PageCommand) -> None:
-        """Answer a command that came too late: :meth:`release` was called."""
-        text = (
-            f"the data of gang {self._gang_id} are no longer in memory, since newer gangs have replaced "
-            f"it; %gang show {self._gang_id} displays it again"
-        )
-        self.answer(command, ok=False, text=text)
-
-    def release(self) -> None:
-        """Release the gang; from now on its commands are refused."""
-        self._gang = None
-
     def _is_new(self, command_id: str) -> bool:
         """Return whether a command arrives for the first time; otherwise repeat its answer."""
         with self._lock:
@@ -97,16 +84,13 @@ class CommandHandler:
 
     def _do(self, command: PageCommand) -> None:
         what = command["do"]
-        gang = self._gang
-        if gang is None:
-            self.refuse_released(command)
-        elif what in _ACTIONS:
-            state = gang.snapshot()
+        if what in _ACTIONS:
+            state = self._gang.snapshot()
             if state.is_terminal:
-                text = f"gang {self._gang_id} has already ended: {state.state.lower()}"
+                text = f"gang {self._gang.id} has already ended: {state.state.lower()}"
                 self.answer(command, ok=False, text=text)
                 return
-            _ACTIONS[what](gang, command)
+            _ACTIONS[what](self._gang, command)
             self.answer(command, ok=True)
         elif what in _REQUESTS:
             # Without an answer, a page assumes after a while that the kernel is busy with other things.

@@ -7,7 +7,6 @@ import threading
 from collections import deque
 from collections.abc import Callable, Iterator
 
-from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.views.widget.downloads import DownloadFile, DownloadMaker, parts
 from hydrogen_magic.views.widget.live_updates import LiveUpdates
@@ -34,7 +33,7 @@ class PageRequests:
         display_again: Callable[[str], bool],
         clock: Callable[[], float],
     ) -> None:
-        self.lock = threading.RLock()
+        self._lock = threading.RLock()
         """Held while requests are answered."""
         self._live = live
         self._commands = commands
@@ -53,7 +52,7 @@ class PageRequests:
 
     def serve(self, *, is_limited: bool = True) -> None:
         """Answer requests and send parts of files, for a limited time."""
-        with self.lock:
+        with self._lock:
             until = self._clock() + _SERVING_S if is_limited else math.inf
             while self._waiting and self._clock() < until:
                 self._answer_newest(self._waiting.popleft())
@@ -68,7 +67,7 @@ class PageRequests:
 
     def close(self) -> None:
         """There are no more updates: answer everything now, and later requests at once."""
-        with self.lock:
+        with self._lock:
             self._is_closed = True
             self.serve(is_limited=False)
 
@@ -91,24 +90,20 @@ class PageRequests:
         self._answer(request)
 
     def _answer(self, request: PageCommand) -> None:
-        gang = self._live.gang
-        if gang is None:
-            self._commands.refuse_released(request)  # between the request and here
-            return
         updates = self._live.start()
         if request["do"] == "hello":
             for message in updates.full(request["client"]):
                 self._send(*message)
             return
         try:
-            self._answer_about(gang, updates, request)
+            self._answer_about(updates, request)
         except (KeyError, TypeError, OverflowError) as error:
             self._commands.refuse_unknown(request, error)
         except (HydrogenError, ValueError) as error:
             # for a metric that the next attempt has not logged yet
             self._commands.answer(request, ok=False, text=str(error))
 
-    def _answer_about(self, gang: Gang, updates: PageUpdates, request: PageCommand) -> None:
+    def _answer_about(self, updates: PageUpdates, request: PageCommand) -> None:
         match request["do"]:
             case "detail":
                 self._send(*updates.detail(request))
@@ -122,7 +117,7 @@ class PageRequests:
                 updates.watch_tracks(request["client"], request["ranks"])
                 self._send_changes_if_closed()
             case _:
-                self._maker.make(gang, request)
+                self._maker.make(self._live.gang, request)
 
     def _send_changes_if_closed(self) -> None:
         if self._is_closed:
