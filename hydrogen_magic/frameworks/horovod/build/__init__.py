@@ -54,16 +54,13 @@ def build(*, is_forced: bool, is_installed: bool, say: Say) -> BuildOutcome:
     wanted = plan(toolchain.detect(), os.environ)
     if wanted.machine.hint:
         say(f"· {wanted.machine.hint}")
-    with wheel_cache.alone(
-        wanted.key, lambda: say("· waiting for another build of the same Horovod")
-    ):
-        wheel = None if is_forced else wheel_cache.find(wanted.key)
-        was_compiled = wheel is None
-        if wheel is None:
-            wheel = _compile(wanted, say)
-        if is_installed:
-            installing.install(wheel, wanted.key, is_forced=is_forced, say=say)
-            installing.try_out()
+    wheel = None if is_forced else wheel_cache.find(wanted.key)
+    was_compiled = wheel is None
+    if wheel is None:
+        wheel = _compile(wanted, say)
+    if is_installed:
+        installing.install(wheel, wanted.key, is_forced=is_forced, say=say)
+        installing.try_out()
     return BuildOutcome(wheel, wanted.operations, was_compiled, time.monotonic() - started)
 
 

@@ -5,7 +5,6 @@ They are not installed into the user's environment; pip downloads them from its 
 
 from __future__ import annotations
 
-import hashlib
 import importlib.metadata
 import importlib.util
 import os
@@ -17,7 +16,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from hydrogen_magic.frameworks import subprocess_log
-from hydrogen_magic.frameworks.horovod.build import source_patches, wheel_cache
+from hydrogen_magic.frameworks.horovod.build import source_patches
 from hydrogen_magic.frameworks.horovod.build.cuda import output
 from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 
@@ -76,10 +75,7 @@ def _version(distribution: str) -> tuple[int, ...]:
 
 
 def source(tools: Path, place: Path, log: Path) -> Path:
-    """Unpack the source release, from the cache or by pip, into ``place``; return its root.
-
-    pip runs its setup.py for the metadata, so the file's digest must be verified before that.
-    """
+    """Download the source release by pip, unpack it into ``place``, and return its root."""
     with tarfile.open(_release(tools, place, log)) as archive:
         if hasattr(tarfile, "data_filter"):
             archive.extractall(place, filter="data")
@@ -89,9 +85,7 @@ def source(tools: Path, place: Path, log: Path) -> Path:
 
 
 def _release(tools: Path, place: Path, log: Path) -> Path:
-    kept = wheel_cache.directory() / f"horovod-{source_patches.VERSION}.tar.gz"
-    if kept.exists() and _sha256(kept) == source_patches.SDIST_SHA256:
-        return kept
+    """Return the downloaded file; pip verifies its digest before it runs its setup.py for the metadata."""
     asked = place / "horovod.txt"
     asked.write_text(
         f"horovod=={source_patches.VERSION} --hash=sha256:{source_patches.SDIST_SHA256}\n"
@@ -99,11 +93,7 @@ def _release(tools: Path, place: Path, log: Path) -> Path:
     options = ["--no-deps", "--no-binary", "horovod", "--no-build-isolation"]
     command = ["download", *options, "--dest", str(place / "release"), "-r", str(asked)]
     pip(command, log, "download Horovod's source release", tools)
-    return wheel_cache.put(next((place / "release").glob("horovod-*.tar.gz")), kept)
-
-
-def _sha256(file: Path) -> str:
-    return hashlib.sha256(file.read_bytes()).hexdigest()
+    return next((place / "release").glob("horovod-*.tar.gz"))
 
 
 def pip(arguments: Sequence[str], log: Path | None, task: str, tools: Path | None = None) -> None:

@@ -1,19 +1,16 @@
 """Cache of built wheels: ``<cache>/hydrogen_magic/horovod/<key>/*.whl``.
 
-A wheel is written completely or not at all; one that was damaged later is not used.
+A wheel is written completely or not at all.
 """
 
 from __future__ import annotations
 
-import fcntl
 import os
 import shutil
 import tempfile
-import zipfile
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager, suppress
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
-from typing import IO
 
 from hydrogen_magic.frameworks.horovod.build.errors import BuildError
 
@@ -39,59 +36,16 @@ def written() -> Iterator[None]:
 
 
 def find(key: str) -> Path | None:
-    """Return the wheel of this key, or None if there is no intact one."""
-    return next(filter(_is_whole, (directory() / key).glob("*.whl")), None)
-
-
-def _is_whole(wheel: Path) -> bool:
-    try:
-        with zipfile.ZipFile(wheel) as archive:
-            return archive.testzip() is None
-    except (OSError, zipfile.BadZipFile, EOFError):
-        return False
+    """Return the wheel of this key, or None if there is none."""
+    return next((directory() / key).glob("*.whl"), None)
 
 
 def keep(wheel: Path, key: str) -> Path:
-    """Move a wheel into the cache and return its path; it replaces an existing one."""
+    """Copy a wheel into the cache and return its path; it replaces an existing one."""
     target = directory() / key
-    incoming = Path(tempfile.mkdtemp(prefix=".incoming-", dir=directory()))
-    try:
-        shutil.copyfile(wheel, incoming / wheel.name)
-        shutil.rmtree(target, ignore_errors=True)
-        incoming.rename(target)
-    except BaseException:
-        shutil.rmtree(incoming, ignore_errors=True)
-        raise
-    return target / wheel.name
-
-
-def put(file: Path, target: Path) -> Path:
-    """Copy a file to ``target``, completely or not at all."""
-    with tempfile.TemporaryDirectory(prefix=".incoming-", dir=target.parent) as incoming:
-        return Path(shutil.copy(file, incoming)).replace(target)
-
-
-@contextmanager
-def alone(key: str, on_wait: Callable[[], None]) -> Iterator[None]:
-    """Let one process at a time build a key; the system releases the lock if its holder dies.
-
-    Without effect if the directory is read-only: its wheels can be used, but nothing is built.
-    """
-    with ExitStack() as opened:
-        file = None
-        with suppress(OSError):
-            file = opened.enter_context((directory() / f"{key}.lock").open("a"))
-        if file is not None:
-            _lock(file, on_wait)
-        yield
-
-
-def _lock(file: IO[str], on_wait: Callable[[], None]) -> None:
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        on_wait()
-        fcntl.flock(file, fcntl.LOCK_EX)
+    target.mkdir(exist_ok=True)
+    with tempfile.TemporaryDirectory(prefix=".incoming-", dir=directory()) as incoming:
+        return Path(shutil.copy(wheel, incoming)).replace(target / wheel.name)
 
 
 @contextmanager
