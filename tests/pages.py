@@ -46,7 +46,7 @@ class Page(Client):
         data = content.get("data", {}) if isinstance(content, dict) else {}
         if kind in ("display_data", "update_display_data"):
             self._html.append(data.get("text/html", ""))
-        elif kind == "comm_open" and "gang_id" in data.get("state", {}):
+        elif kind == "comm_open" and "place" in data.get("state", {}):
             self.models[content["comm_id"]] = dict(data["state"])
         elif kind == "comm_msg" and content["comm_id"] in self.models:
             if data["method"] == "update":
@@ -55,7 +55,7 @@ class Page(Client):
                 self.heard.append({**data["content"], "buffers": message["buffers"]})
         elif kind == "comm_msg" and data.get("method") == "update_states":
             for comm_id, model in data["states"].items():
-                if "gang_id" in model["state"]:
+                if "place" in model["state"]:
                     self.models[comm_id] = model["state"]
 
     def read_until(self, holds: Callable[[], Any]) -> Any:

@@ -17,8 +17,6 @@ __all__ = [
     "CAPTURED",
     "DETACHED",
     "FAILING",
-    "FLOOD",
-    "FLOODED",
     "FRAME",
     "HOSTILE",
     "LOAD",
@@ -146,19 +144,16 @@ def predict(batch):
 """
 """Takes four minutes; the first rows come back after some seconds."""
 
-IN_OUTPUT = """import time, ipywidgets
+IN_OUTPUT = """import ipywidgets
 import hydrogen_magic as hm
-def rest():
-    time.sleep(4)
 output = ipywidgets.Output()
 display(output)
 with output:
-    hm.run(rest, np=1)
+    hm.run(int, np=1)
 """
-"""Runs for as long as a page takes to find that it lacks an output, and to ask for it twice."""
 
 CAPTURED = """%%capture
-hm.run(rest, np=1)
+hm.run(int, np=1)
 """
 
 ASKING = """%%distributed --np 2
@@ -173,34 +168,7 @@ else:
 """
 """Rank 0 displays the line that the user types."""
 
-FLOOD = """import pathlib
-kernel = get_ipython().kernel
-send = kernel.iopub_thread._really_send
-def send_unless_flooded(message, *rest, **more):
-    is_on, is_late = pathlib.Path("flood").exists(), pathlib.Path("late").exists()
-    if not is_on and not is_late:
-        return send(message, *rest, **more)
-    kernel.session.message_count += 1000 * is_on
-    parts = [bytes(part) for part in message]
-    if b'"msg_type": "comm_open"' in parts[-4] and b'"gang_id"' in parts[-1]:
-        pathlib.Path("opening-is-lost").touch()
-    is_end = parts[-1] == b'{"execution_state": "idle"}' and b"execute_request" in parts[-3]
-    pathlib.Path("end-is-lost" if is_end else "is-flooded").touch()
-kernel.iopub_thread._really_send = send_unless_flooded
-"""
-"""As long as there is a file ``flood``, the kernel counts a thousand messages for each, and sends none. With
-a file ``late`` it sends none either: the server has not read enough yet."""
-FLOODED = """%%distributed --np 1
-import pathlib, time
-print("started", flush=True)
-while not pathlib.Path("go").exists():
-    time.sleep(0.05)
-print("finished", flush=True)
-"""
-
 ALL = (
-    FLOOD,
-    FLOODED,
     STUCK,
     WAITING,
     DETACHED,

@@ -296,11 +296,9 @@ def test_what_a_saved_notebook_holds(kernel: Kernel, page: Page) -> None:
     assert "<script" not in final and "alert(1)" in final
     synced = {name for name in page.models[page.comm_id] if not name.startswith("_")}
     assert synced - {"layout", "tabbable", "tooltip"} == {
-        "gang_id",
         "kernel_id",
         "blocking",
         "place",
-        "session",
     }
 
 
@@ -324,21 +322,6 @@ def test_a_running_gang_gets_a_second_live_view(kernel: Kernel, page: Page) -> N
     page.ack(page.order("hello", comm_id=first))
     page.ack(page.order("stop", comm_id=second))
     page.read_until(lambda: all(map(page.picture, (first, second))))
-
-
-def test_an_output_is_displayed_again_unless_the_cell_captured_it(
-    kernel: Kernel, page: Page
-) -> None:
-    run = "import hydrogen_magic as hm\nhm.run(lambda: 1, np=1)"
-    with without_text(kernel):
-        cell = kernel.run(run)
-    first = page.comm_id
-    assert page.ack(page.order("show", comm_id=first, what="output"))["ok"]
-    kernel.until(cell, lambda: len(bundles(cell)) == 3)
-    captured = kernel.run(f"%%capture\n{run}")
-    second = page.read_until(lambda: next(iter(page.models.keys() - {first}), ""))
-    assert not page.ack(page.order("show", comm_id=second, what="output"))["ok"]
-    assert bundles(captured) == []
 
 
 def test_widgets_of_older_views_are_closed(kernel: Kernel, page: Page) -> None:

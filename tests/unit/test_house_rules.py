@@ -42,7 +42,6 @@ DOORS = {
     "fsspec": ("node.data_files",),
     "cloudpickle": ("serialization.pickler", "capture"),
     "ipykernel": ("notebook", "views"),
-    "ipywidgets": ("views",),
     "mlflow": ("driver.trackers.mlflow",),
     "pytest": ("testing",),
     "pandas": _rooms(

@@ -8,14 +8,8 @@ A gang is shown in up to three ways, one after another:
   printed and a block of text updated in place, from the first event on;
 - at the end: a picture of static HTML, which a saved notebook and nbconvert show.
 
-A flood of other messages makes messages disappear, ours among them: Jupyter's server drops all but
-``status``, ``comm_open`` and ``execute_input``, and the kernel's socket drops any. A page that has the widget
-requests missing data. After the flood, a widget that has reached no page is opened again, and the end of
-its cell is reported again, several times (:meth:`WidgetView._resend`); the flood may also have ended before
-the view opened. Two limits remain. A page handles its messages in their order, replies of the shell channel
-among them, so ours are shown after all that the flood has queued there, however late. An output that was
-dropped is displayed again only in JupyterLab and Notebook 7: other front ends do not let a page see whether
-the notebook has it, and an output that is displayed twice stays in the notebook twice.
+Jupyter's server drops messages of a kernel that sends more than 1,000 a second, ours among them. A page that
+finds a gap in their numbers requests everything again.
 
 Commands of pages arrive in other threads while a cell waits, see
 :mod:`~hydrogen_magic.views.widget.shell_interceptor`. :meth:`WidgetView.update` answers their requests;
@@ -37,13 +31,7 @@ from hydrogen_magic.views import DETACHED_S, report_fault
 from hydrogen_magic.views.outputs import NotebookOutput
 from hydrogen_magic.views.text_table import gang_lines, text_while_running
 from hydrogen_magic.views.text_view import TextView
-from hydrogen_magic.views.widget.display import (
-    CellOutput,
-    cell_of_threads,
-    is_view_needed,
-    is_widget_expected,
-)
-from hydrogen_magic.views.widget.flood import FloodWatch, resend_after
+from hydrogen_magic.views.widget.display import CellOutput, cell_of_threads, is_widget_expected
 from hydrogen_magic.views.widget.live_updates import LiveUpdates
 from hydrogen_magic.views.widget.page_commands import CommandHandler, PageCommand
 from hydrogen_magic.views.widget.page_requests import PageRequests
@@ -75,12 +63,9 @@ class WidgetView:
         self._expected = is_widget_expected() if expected is None else expected
         self._clock = clock
         self._display = CellOutput()
-        self._flood = FloodWatch(clock=clock)
         self._live = LiveUpdates(gang, is_raised=blocking, clock=clock)
         self._commands = CommandHandler(gang, self._send, self._on_request)
-        self._requests = PageRequests(
-            self._live, self._commands, self._send, self._display_again, clock
-        )
+        self._requests = PageRequests(self._live, self._commands, self._send, clock)
         self._displays = RankDisplays()
         self._cell = None if blocking else cell_of_threads()
         self._text: TextView | None = None
@@ -105,8 +90,6 @@ class WidgetView:
         self._live.update(state, fresh)
         try:
             self._update_pages(state)
-            if self._flood.poll():
-                self._resend()
         except Exception as error:  # a fault of ours: the gang and its output matter more
             self._give_up(error)
         if self._text is None:  # the text has displays among its lines
@@ -127,7 +110,6 @@ class WidgetView:
         self._text = None
         if self._page is not None:
             retain(self)
-            resend_after(self._flood, self._resend)
 
     def close_widget(self) -> None:
         """Close the widget itself; pages keep what its output shows."""
@@ -167,9 +149,7 @@ class WidgetView:
         if self._expected:
             from hydrogen_magic.views.widget.model import Page  # takes 0.2 s
 
-            self._page = Page(
-                self._display, self._commands.take, state.gang, blocking=self._blocking
-            )
+            self._page = Page(self._display, self._commands.take, blocking=self._blocking)
             self._page.show(text_while_running(state))
         else:
             self._text = self._new_text()
@@ -201,22 +181,6 @@ class WidgetView:
         if request["do"] == "hello":
             self._is_connected.set()
         self._requests.add(request)
-
-    def _resend(self) -> bool:
-        """Send again what a page cannot ask for because it does not know of it; False without a page."""
-        page = self._page
-        if page is None:
-            return False
-        if not self._is_connected.is_set() and not is_view_needed():
-            page.reopen()
-            self._opened_at = self._clock()
-        page.resend_idle_status()
-        return True
-
-    def _display_again(self, what: str) -> bool:
-        """Display again an output that a page lacks: the output itself, or its contents."""
-        page = self._page
-        return page is not None and page.show_again(as_new_output=what == "output")
 
     def _give_up(self, error: Exception) -> None:
         """Continue with text only: messages to pages can no longer be created."""
@@ -253,8 +217,7 @@ class WidgetView:
         if not is_printed:
             lines += drawn.plain_lines(state)
         text = "\n".join(lines)
-        may_come = self._is_connected.is_set() or self._flood.is_recent
-        if self._page is not None and (may_come or not is_printed):
+        if self._page is not None and (self._is_connected.is_set() or not is_printed):
             self._page.end(html, text)
             return
         self._display.show({"text/html": html, "text/plain": text})

@@ -30,7 +30,6 @@ class CellOutput:
     def __init__(self, cell: Any = None) -> None:
         self._id = uuid.uuid4().hex
         self._is_shown = False
-        self._is_captured = False
         self._cell = cell
 
     def show(self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> None:
@@ -42,8 +41,6 @@ class CellOutput:
             # ipykernel 6 would show it under the cell that runs now.
             self._send_under_cell(data, metadata)
         else:
-            self._cell = self._cell or running_cell()
-            self._is_captured = _captures()
             publish()
         self._is_shown = True  # what cannot be sent is shown nowhere
 
@@ -51,19 +48,7 @@ class CellOutput:
         """Show plain text in place of the previous display."""
         self.show({"text/plain": text})
 
-    def show_as_new(self, data: Mapping[str, Any]) -> bool:
-        """Show ``data`` as a new output of the cell, in a page that never got the first one.
-
-        Return False if the cell has captured the first one, and so keeps it from all pages.
-        """
-        if self._cell is None or self._is_captured:
-            return False
-        self._send_under_cell(data)
-        return True
-
-    def _send_under_cell(
-        self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None
-    ) -> None:
+    def _send_under_cell(self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None) -> None:
         transient = {"display_id": self._id}
         content = {"data": dict(data), "metadata": dict(metadata or {})}
         send_under(self._cell, "display_data", {**content, "transient": transient})

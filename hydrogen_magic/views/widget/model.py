@@ -13,16 +13,11 @@ from html import escape
 from typing import Any
 
 from anywidget import AnyWidget
-from ipywidgets import __protocol_version__  # type: ignore[import-untyped]  # it has no stubs
 from traitlets import Bool, Unicode
 
 from hydrogen_magic.views import kernel_here
 from hydrogen_magic.views.widget import display
-from hydrogen_magic.views.widget.display import (
-    CellOutput,
-    running_cell,
-    send_under,
-)
+from hydrogen_magic.views.widget.display import CellOutput
 from hydrogen_magic.views.widget.shell_interceptor import interceptor_of
 
 _MADE_S = 2.0
@@ -34,11 +29,9 @@ class GangModel(AnyWidget):
     """The state of a gang in a page's model, which is saved with the notebook: see ``protocol.ts``."""
 
     _esm = Unicode().tag(sync=True)
-    gang_id = Unicode().tag(sync=True)
     kernel_id = Unicode().tag(sync=True)
     blocking = Bool(False).tag(sync=True)
     place = Unicode().tag(sync=True)
-    session = Unicode().tag(sync=True)
 
 
 class Page:
@@ -52,7 +45,6 @@ class Page:
         self,
         shown: CellOutput,
         receive: Callable[[Mapping[str, Any]], None],
-        gang_id: str,
         *,
         blocking: bool,
     ) -> None:
@@ -64,10 +56,6 @@ class Page:
         self._is_made = threading.Event()
         self._interceptor = interceptor_of(kernel_here())
         self._is_pumped = blocking and self._interceptor is not None and self._interceptor.is_pumped
-        self._cell = running_cell()
-        """Parent message of the cell that shows the widget."""
-        self._shown: dict[str, Any] = {}
-        """Contents of the display by MIME type."""
         # First: a page may send messages as soon as it has the model.
         if self._interceptor is not None:
             self._interceptor.connect(self._comm_id, self._take, blocking=blocking)
@@ -75,11 +63,9 @@ class Page:
             self._model = GangModel(
                 model_id=self._comm_id,
                 _esm=display.BUNDLE.read_text("utf-8"),
-                gang_id=gang_id,
                 kernel_id=display.kernel_id(),
                 blocking=blocking,
                 place=self._place,
-                session=self._cell["header"].get("session", "") if self._cell else "",
             )
         except BaseException:
             self.unblock()
@@ -110,8 +96,7 @@ class Page:
 
     def _put(self, html: str, text: str, **more: Any) -> None:
         html = f'<div class="{self._place}">{html}</div>'
-        self._shown = {**more, "text/html": html, "text/plain": text}
-        self._display.show(self._shown)
+        self._display.show({**more, "text/html": html, "text/plain": text})
 
     def send(self, content: Mapping[str, Any], buffers: Sequence[bytes] = ()) -> None:
         """Send a message to every page that shows the widget; from any thread."""
@@ -130,37 +115,6 @@ class Page:
         """
         self._context.copy().run(setattr, self._model, "blocking", False)
         self._put(html, text)
-
-    def show_again(self, *, as_new_output: bool) -> bool:
-        """Display the same again, in a page that lacks the output, or what it should show by now.
-
-        Return False if pages are not to have it.
-        """
-        if as_new_output:
-            return self._display.show_as_new(self._shown)
-        self._display.show(self._shown)
-        self.resend_idle_status()
-        return True
-
-    def resend_idle_status(self) -> None:
-        """Report once more that the cell is idle, when it is: pages that missed it show ``[*]`` for ever.
-
-        Pages that have received it ignore it. The kernel's loop runs as soon as no cell does.
-        """
-        loop = getattr(kernel_here(), "io_loop", None)
-        if loop is not None and self._cell is not None:
-            idle = {"execution_state": "idle"}
-            loop.add_callback(send_under, self._cell, "status", idle)
-
-    def reopen(self) -> None:
-        """Make pages create the widget again; if none has received it, there is nothing to close."""
-        self._context.copy().run(self._announce)
-
-    def _announce(self) -> None:
-        for widget in (self._model.layout, self._model):
-            widget.comm.close(deleting=True)  # it stays the kernel's
-            data = {"state": widget.get_state(), "buffer_paths": []}
-            widget.comm.open(data, {"version": __protocol_version__})
 
     def close(self) -> None:
         """Close the widget; the caller decides on the display in its place."""

@@ -27,8 +27,8 @@ _LONGEST_NAME = 200
 class CommandHandler:
     """Handles commands of pages, in any thread, and returns at once.
 
-    Actions on the gang are carried out at once. Requests for data go to ``later``; those for files and
-    outputs are acknowledged as pending, and answered by :meth:`answer` when they are complete.
+    Actions on the gang are carried out at once. Requests for data go to ``later``; those for files are
+    acknowledged as pending, and answered by :meth:`answer` when they are complete.
     """
 
     def __init__(self, gang: Gang, send: PageSender, later: Callable[[PageCommand], None]) -> None:
@@ -112,5 +112,5 @@ _ACTIONS: Mapping[str, Callable[[Gang, PageCommand], None]] = {
     "profile": lambda gang, command: gang.profile(command["steps"]),
     "record": lambda gang, command: gang.record(command["on"]),
 }
-_REQUESTS = frozenset(("hello", "detail", "rows", "tracks", "show", "csv", "trace", "log"))
-_ANSWERED_LATER = ("show", "csv", "trace", "log")
+_REQUESTS = frozenset(("hello", "detail", "rows", "tracks", "csv", "trace", "log"))
+_ANSWERED_LATER = ("csv", "trace", "log")

@@ -20,17 +20,13 @@ _PARTS_AT_A_TIME = 4
 
 
 class PageRequests:
-    """The requests that wait, and the files on their way.
-
-    ``display_again`` displays an output that a page lacks, and returns whether it did.
-    """
+    """The requests that wait, and the files on their way."""
 
     def __init__(
         self,
         live: LiveUpdates,
         commands: CommandHandler,
         send: PageSender,
-        display_again: Callable[[str], bool],
         clock: Callable[[], float],
     ) -> None:
         self._lock = threading.RLock()
@@ -38,7 +34,6 @@ class PageRequests:
         self._live = live
         self._commands = commands
         self._send = send
-        self._display_again = display_again
         self._clock = clock
         self._maker = DownloadMaker(self._on_file)
         self._waiting: deque[PageCommand] = deque()
@@ -107,9 +102,6 @@ class PageRequests:
         match request["do"]:
             case "detail":
                 self._send(*updates.detail(request))
-            case "show":
-                is_shown = self._display_again(request["what"])
-                self._commands.answer(request, ok=is_shown)
             case "rows":
                 updates.watch(request["ranks"])
                 self._send_changes_if_closed()

@@ -28,7 +28,6 @@ function open(model: Model): { page: Page; close: () => void } {
     (el) => mount(page, el),
     () => page.store.hasData,
   );
-  page.isPictureMissing = () => place.isPictureMissing();
   const unsubscribe = page.store.subscribe(() => place.look());
   const close = () => {
     unsubscribe();

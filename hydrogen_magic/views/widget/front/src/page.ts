@@ -1,7 +1,6 @@
 import { Channel, randomId } from "./channel";
 import { Files, PART_PATIENCE } from "./download";
 import { interruptKernel } from "./interrupt";
-import { heldBy, isClosed, isFrom, type Manager } from "./notebook";
 import type { Ack, Command, Delta, FromKernel, Traits } from "./protocol";
 import { Stopping } from "./stopping";
 import { Store } from "./store";
@@ -11,12 +10,15 @@ import type { Ask } from "./view/props";
 const CHECK_MS = 500;
 /** Number of checks after which requested data has arrived, unless it was lost. */
 const PATIENCE = 3;
-/** The same once the document has all: looking at a long one takes time, in every page of a notebook. */
-const SETTLED = 60;
 /** The kernel sends a message every second: after this time without one, messages were lost. */
 const SILENCE_S = 2.5;
 /** A longer silence is a problem. */
 const NO_CONTACT_S = 4;
+
+/** The part of JupyterLab's widget manager that is used here; other front ends have none of it. */
+export interface Manager {
+  context?: { isDisposed?: boolean };
+}
 
 /** The part of anywidget's model that is used here. */
 export interface Model {
@@ -48,8 +50,6 @@ export class Page {
   isKernelGone = false;
   /** Why the kernel sends no data of this gang; empty while it may still arrive. */
   refusal = "";
-  /** Whether the page shows something else than the finished picture though the gang has ended. */
-  isPictureMissing: () => boolean = () => false;
   /** Closes this page and its views: the notebook was closed, which removes no widget. */
   end: () => void = () => this.close();
   private readonly files = new Files();
@@ -57,19 +57,8 @@ export class Page {
   private isWhole = false;
   /** Whether the parts of a full message are arriving, and none was lost so far. */
   private isArriving = false;
-  /** Whether the page has had the gang's output: a reader may have cleared it since. */
-  private wasHeld = false;
-  /** Whether that was in a cell of the notebook. */
-  private wasInCell = false;
-  /** Whether the kernel is asked to display something again, or has refused it. */
-  private isShowAsked = false;
-  /** Checks to let pass until something is asked for again. */
+  /** Checks to let pass until everything is requested again. */
   private n_toWait = 0;
-  /** Checks to let pass until the output is asked for again, and between the next two requests. */
-  private n_toWaitForOutput = 0;
-  private outputPatience = PATIENCE;
-  /** The same for the content: this page may be one whose outputs the kernel cannot change. */
-  private contentPatience = PATIENCE;
   private readonly timer: ReturnType<typeof setInterval>;
 
   constructor(
@@ -115,7 +104,7 @@ export class Page {
    * second, including ours, and after the last ones no other message shows the gap.
    */
   private check(): void {
-    if (isClosed(this.model.widget_manager)) {
+    if (this.model.widget_manager?.context?.isDisposed) {
       this.end();
       return;
     }
@@ -124,52 +113,9 @@ export class Page {
       this.store.changed();
     }
     this.n_toWait -= 1;
-    this.n_toWaitForOutput -= 1;
     if (this.refusal !== "" || this.isKernelGone || this.n_toWait > 0) return;
     const { store } = this;
-    if (!this.isWhole || (!store.isOver && store.silenceS() > SILENCE_S)) {
-      this.hello();
-    } else if (!this.isShowAsked) {
-      const what = this.missing();
-      if (what !== null) void this.show(what);
-      else if (store.isOver) this.n_toWait = SETTLED;
-    }
-  }
-
-  /** Whether the notebook lacks the cell's output, or holds other content than it should. */
-  private missing(): "output" | "content" | null {
-    const { model, place } = this;
-    const held = heldBy(model.widget_manager, place, model.get("gang_id"));
-    // An output may be in another widget, such as ipywidgets' Output, in place of a cell.
-    const isElsewhere = document.getElementsByClassName(place).length > 0;
-    this.wasInCell ||= held !== null && held !== "nothing";
-    this.wasHeld ||= isElsewhere || this.wasInCell;
-    if (held === "nothing") {
-      // A reader who clears the outputs of a cell sees what it prints from then on.
-      const isAgain = this.wasInCell && model.get("blocking") && !this.store.isOver;
-      // Only the page that ran the cell gets its outputs.
-      const isOurs =
-        (!this.wasHeld || isAgain) && isFrom(model.widget_manager, model.get("session"));
-      return isOurs && this.n_toWaitForOutput <= 0 ? "output" : null;
-    }
-    const isUnfinished = held === "place" || (held === null && this.isPictureMissing());
-    return held === "text" || (this.store.isOver && isUnfinished) ? "content" : null;
-  }
-
-  /** The kernel sends the output before its answer: once that came, so has the output, or it is lost. */
-  private async show(what: "output" | "content"): Promise<void> {
-    this.isShowAsked = true;
-    const ack = await this.channel.ask({ do: "show", what });
-    this.isShowAsked = !ack.ok;
-    if (what === "output") {
-      // Each one that goes where this page cannot see it stays there: so there are ever fewer.
-      this.n_toWait = PATIENCE;
-      this.n_toWaitForOutput = this.outputPatience;
-      this.outputPatience *= 2;
-    } else {
-      this.n_toWait = this.contentPatience;
-      this.contentPatience *= 2;
-    }
+    if (!this.isWhole || (!store.isOver && store.silenceS() > SILENCE_S)) this.hello();
   }
 
   /** Class of the element in the cell's output that the live view is put into. */
@@ -225,7 +171,6 @@ export class Page {
   };
 
   private takeDelta(delta: Delta, buffers: readonly DataView[]): void {
-    const wasOver = this.store.isOver;
     const applied = this.store.apply(delta, buffers);
     if (applied === "ignored") return;
     this.refusal = ""; // a hello may be answered after the page gave it up
@@ -237,7 +182,6 @@ export class Page {
       this.hello();
     }
     this.isKernelGone = false;
-    if (this.store.isOver && !wasOver) this.n_toWait = PATIENCE; // the picture follows
     if (this.isArriving) this.followParts();
     this.followState();
   }

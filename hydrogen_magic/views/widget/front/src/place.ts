@@ -1,5 +1,3 @@
-import { FINISHED } from "./notebook";
-
 /** What notebooks put around HTML of users, with rules for their tables and text that are not for us. */
 const FOREIGN_STYLES = ["jp-RenderedHTMLCommon", "rendered_html"];
 
@@ -35,13 +33,6 @@ export class Place {
     this.found = document.getElementsByClassName(className);
     this.observer = new MutationObserver(() => this.look());
     this.observer.observe(document.body, { childList: true, subtree: true });
-  }
-
-  /** Whether some place in the page has something else than the finished picture. */
-  isPictureMissing(): boolean {
-    this.look();
-    const pictures = [...this.taken.values()].map(({ picture }) => picture);
-    return pictures.some((nodes) => !nodes.some(isFinished));
   }
 
   /** Updates the list of places in the document. */
@@ -105,8 +96,6 @@ export class Place {
     return taken;
   }
 }
-
-const isFinished = (node: Node) => node instanceof Element && node.classList.contains(FINISHED);
 
 /** Follows how far elements in `root` are scrolled; returns a function that scrolls them there again. */
 function followScrolling(root: HTMLElement): () => void {

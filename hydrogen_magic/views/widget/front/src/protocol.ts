@@ -255,8 +255,6 @@ export type Command =
   | { do: "rows"; ranks: number[] }
   /** Send the spans of these ranks too; those of the first 16 are always sent. */
   | { do: "tracks"; ranks: number[] }
-  /** Display again what was lost: the output itself, unless it was captured, or what it should show. */
-  | { do: "show"; what: "output" | "content" }
   | { do: "csv" }
   | { do: "trace" }
   /** A rank's whole output; null: all ranks, one after the other. */
@@ -267,13 +265,10 @@ export type Sent = Command & { id: string; client: string };
 
 /** State in the widget's model; all of it is saved with the notebook. */
 export interface Traits {
-  gang_id: string;
   /** Id of the kernel in the server's API, for interrupts; empty if unknown. */
   kernel_id: string;
   /** True while a cell of the kernel waits for this gang. */
   blocking: boolean;
   /** Class of the element in the cell's output that contains the live view. */
   place: string;
-  /** Session of the client that sent the cell; empty when unknown. */
-  session: string;
 }

@@ -1,4 +1,4 @@
-import type { Manager } from "../src/notebook";
+import type { Manager } from "../src/page";
 import type {
   Ack,
   Delta,
@@ -57,11 +57,9 @@ export class FakeModel {
 }
 
 export const noTraits = (): Traits => ({
-  gang_id: "g1",
   kernel_id: "k-1",
   blocking: true,
   place: "hm-place-0",
-  session: "s-1",
 });
 
 export const gangWith = (changes: Partial<Gang> = {}): Gang => ({
@@ -125,16 +123,6 @@ export const stacksOf = (...groups: readonly [ranks: number[], text: string][]):
   groups: groups.map(([ranks, text]) => ({ ranks, text })),
   n_left_out: 0,
 });
-
-/** A widget manager of JupyterLab's whose notebook has these outputs. */
-export function managerOf(clientId: string, outputs: readonly string[]): Manager {
-  const list = <T>(items: readonly T[]) => ({
-    length: items.length,
-    get: (index: number) => items[index] as T,
-  });
-  const held = { outputs: list(outputs.map((html) => ({ data: { "text/html": html } }))) };
-  return { context: { model: { cells: list([{}, held]) } }, kernel: { clientId } };
-}
 
 /** Columns of numbers one after the other, as the kernel packs them. */
 export function packed(...columns: readonly ArrayBufferView[]): ArrayBuffer {
