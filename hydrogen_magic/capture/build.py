@@ -344,12 +344,10 @@ class Builder:
         if self.use is None:
             return None
         ranks = {name: decision.ranks for name, decision in self.use.decisions.items()}
-        sent, deleted = self.use.of(Action.SEND, Action.FILL), self.use.of(Action.DELETE)
+        sent = self.use.of(Action.SEND, Action.FILL)
         digests = self._digests_of(self._settings.of_session())
         matched = self.use.names.matched(self.use.cell.ranks)
-        return SessionSends(
-            {n: ranks[n] for n in sent}, {n: ranks[n] for n in deleted}, digests, matched
-        )
+        return SessionSends({name: ranks[name] for name in sent}, digests, matched)
 
     def _params(self) -> dict[str, params.Param]:
         """Return the plain values among those of the cell, and among the arguments of a call."""

@@ -7,7 +7,6 @@ what the notebook changed, and the ranks report what they did.
 
 from __future__ import annotations
 
-import builtins
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
@@ -107,7 +106,6 @@ class Action(Enum):
     SEND = "sent"
     FILL = "sent to some ranks"
     KEEP = "kept"
-    DELETE = "deleted"
     CONFLICT = "conflict"
 
 
@@ -118,7 +116,7 @@ class Decision:
     action: Action
     why: str
     ranks: frozenset[int] = frozenset()
-    """The ranks that take the notebook's value, or delete theirs; the others of the cell keep their own."""
+    """The ranks that take the notebook's value; the others of the cell keep their own."""
     shared_with: tuple[str, ...] = ()
     """Conflict: the names whose objects, which the ranks changed, it would overwrite."""
 
@@ -264,22 +262,6 @@ class SessionNames:
         """Return what happens to each name that the cell uses."""
         found = {name: self._decide(name, cell) for name in cell.versions}
         return {name: self._with_parts(name, found, cell) for name in found}
-
-    def decide_deleted(
-        self, namespace: Collection[str], ranks: Collection[int]
-    ) -> dict[str, Decision]:
-        """Return the names that ``ranks`` delete: those of builtins that the notebook has no more.
-
-        Code that used the notebook's value uses the builtin now. Other names stay on the ranks.
-        """
-        found = dict[str, Decision]()
-        for name in self.held:
-            if name not in namespace and hasattr(builtins, name):
-                states = self.states(name, ranks).items()
-                having = frozenset(rank for rank, one in states if one.change is None)
-                if having:
-                    found[name] = Decision(Action.DELETE, "the notebook deleted it", having)
-        return found
 
     def _decide(self, name: str, cell: CellNames) -> Decision:
         now, states = cell.versions[name], self.states(name, cell.ranks)

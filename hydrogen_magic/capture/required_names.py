@@ -126,12 +126,6 @@ class RequiredNames:
             elif not use.read.is_text:
                 self.add(read, f"used by {use.function}")
 
-    def release(self, names: Collection[str]) -> None:
-        """Note that the ranks of the session delete ``names``."""
-        self.on_ranks = {*self.on_ranks}.difference(names)
-        for name in names:
-            self.only_on_ranks.pop(name, None)
-
     def ignore(self, name: str) -> None:
         """Regard ``name`` as resolved, unless it was requested."""
         self._done.setdefault(name, (frozenset(), False))

@@ -51,8 +51,6 @@ class SessionCapture:
     def choose(self, needs: RequiredNames, out: Sequence[str]) -> SessionUse:
         """Decide about the names in ``needs``, and remove those that are not sent."""
         self.names.note_cells(input_cells(needs.namespace))
-        deleted = self.names.decide_deleted(needs.namespace, self.ranks)
-        needs.release(deleted)
         self._add_definitions(needs)
         reader = VersionReader(needs, self.originals)
         for name in {statement.name for statement, _ in needs.statements.values()}:
@@ -67,7 +65,7 @@ class SessionCapture:
         self._add_outdated(needs, {name: before[name] for name in assigned})
         versions |= {name: before[name] for name in needs.possible}
         cell = CellNames(versions, self.ranks, frozenset(self.push), frozenset(out))
-        decisions = self.names.decide(cell) | deleted
+        decisions = self.names.decide(cell)
         use = SessionUse(cell, decisions, before, self.names, self.where, needs.imported)
         perhaps = needs.possible.keys() - needs.values.keys()
         for name in use.of(Action.KEEP, Action.CONFLICT):

@@ -65,8 +65,6 @@ class SessionSends:
 
     ranks: Mapping[str, frozenset[int]] = field(default_factory=dict)
     """The ranks that take the notebook's value, by name; the others keep their own."""
-    deleted: Mapping[str, frozenset[int]] = field(default_factory=dict)
-    """The ranks that delete a name, by name."""
     settings: Mapping[str, str] = field(default_factory=dict)
     """Digests of the values of settings, by label. A rank leaves one alone that it has got before."""
     matched: Mapping[str, Mapping[Path, int]] = field(default_factory=dict)
@@ -79,10 +77,6 @@ class SessionSends:
     def kept_by(self, rank: int) -> frozenset[str]:
         """Return the names that are sent to other ranks only."""
         return frozenset(self.ranks) - self.taken_by(rank)
-
-    def deleted_by(self, rank: int) -> list[str]:
-        """Return the names that the rank deletes."""
-        return [name for name, ranks in self.deleted.items() if rank in ranks]
 
 
 @dataclass(frozen=True)

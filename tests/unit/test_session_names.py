@@ -216,22 +216,6 @@ def test_a_name_with_two_underscores_is_a_variable(session: Session) -> None:
     assert session.sent == []
 
 
-def test_a_builtin_whose_name_the_notebook_deletes_is_the_ranks_again(session: Session) -> None:
-    run = session.notebook.cell
-    run("max = 3; min = 4; x = 5\ndef sum(values): return 'of the notebook'\ndef top(): return max")
-    assert session.cell("top(), min, sum([1]), x") == (3, 4, "of the notebook", 5)
-    session.cell("min = 6")
-    run("del max, min, sum, x")
-    assert session.cell("top()([1, 2]), min, sum([1]), x") == (2, 6, 1, 5)
-    assert session.listed["max"] == "deleted: the notebook deleted it"
-    assert session.listed["x"].startswith("kept: only the ranks have it")
-    assert session.holdings.names.keys() == {"min", "x", "top"}
-    session.cell("max([1, 2]), sum([1])")
-    assert session.listed == {}
-    run("max = 3")
-    assert session.cell("max") == 3
-
-
 def test_what_a_cell_uses_of_the_ranks_is_listed(session: Session) -> None:
     session.notebook.cell("c = 5")
     session.cell("y = [c]\ndef total(): return sum(y)")

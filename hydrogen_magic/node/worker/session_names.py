@@ -115,9 +115,6 @@ class RankNames:
         warnings += self._replace(earlier)
         stale = stale_references(replaced, received, self._namespace)
         self._referents |= referents
-        for name in sends.deleted_by(self._rank):  # last: nothing fails after it
-            self._namespace.pop(name, None)
-            self._referents.pop(name, None)
         return warnings + [_stale_text(name, users) for name, users in stale.items()]
 
     def _take_back(self, before: Mapping[str, Any]) -> None:
