@@ -22,7 +22,6 @@ from hydrogen_magic.capture.notes import (
     gradient_note,
     graph_note,
     jax_note,
-    lost_module_note,
     outdated_note,
     process_note,
     registration_note,
@@ -32,7 +31,6 @@ from hydrogen_magic.capture.ownership import Action
 from hydrogen_magic.capture.reachable import objects_in
 from hydrogen_magic.capture.required_names import MAX_POSSIBLE_BYTES, RequiredNames
 from hydrogen_magic.capture.scopes import ScopeAnalysis
-from hydrogen_magic.capture.sent_modules import gone
 from hydrogen_magic.capture.session_cell import SessionCapture
 from hydrogen_magic.capture.settings import (
     ModuleChanges,
@@ -132,11 +130,6 @@ class Builder:
         The cell may use them through objects of the ranks.
         """
         return self.use.names.modules.edited(self.local.sources) if self.use else {}
-
-    @property
-    def _lost(self) -> list[str]:
-        """Those whose files cannot be read any more."""
-        return [name for name in self._edited if name not in self.local.sources]
 
     def _shared_objects(self, parts: Callable[[], Iterable[Any]]) -> list[ModuleObject]:
         """Return the objects of the local modules that are sent which are among ``parts()``."""
@@ -241,8 +234,7 @@ class Builder:
     def _warnings(self) -> tuple[str, ...]:
         unchanged = definition_note(self.needs.namespace, set(self._out) - self.needs.assigned)
         noted = self.stream.check_size(), unchanged, process_note(self.stream.with_process_state)
-        lost = [lost_module_note(name, self._edited[name].path) for name in self._lost]
-        return (*filter(None, noted), *self.local.warnings, *lost)
+        return (*filter(None, noted), *self.local.warnings)
 
     def _hints(self, seed: int | None, modules: Set[str]) -> tuple[str, ...]:
         needs = self.needs
@@ -294,7 +286,7 @@ class Builder:
             setting_digests=lambda: self._digests_of(self._settings.of_objects()),
             datasets=dict(pickler.datasets),
             data_places=tuple(sorted(pickler.data_places)),
-            session=self.use and dataclasses.replace(self.use, files=self._files()),
+            session=self.use and dataclasses.replace(self.use, files=self.local.files),
         )
 
     def _used_modules(self) -> _UsedModules:
@@ -316,11 +308,6 @@ class Builder:
                 *slow_on_first_use(roots, attributes),
             },
         )
-
-    def _files(self) -> dict[str, ModuleFile]:
-        """Return the files of the local modules, of which the ranks know after the cell."""
-        lost = {name: gone(self._edited[name]) for name in self._lost}
-        return {**self.local.files, **lost}
 
     def _manifest(
         self, header: ClosureManifest, cells: Mapping[str, str], used: _UsedModules

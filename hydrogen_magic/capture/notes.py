@@ -298,11 +298,6 @@ def outdated_note(outdated: Mapping[str, str]) -> str:
     )
 
 
-def lost_module_note(name: str, path: str) -> str:
-    """Return that the ranks of a session have a local module whose file cannot be read any more."""
-    return f"cannot read {path} any more: the ranks keep the `{name}` that they have loaded"
-
-
 @functools.lru_cache(maxsize=4096)
 def _registrations_in(source: str) -> tuple[_Registration, ...]:
     tree = syntax.parsed(source)

@@ -10,8 +10,6 @@ from hydrogen_magic.capture.modules import ModuleFile
 
 _UNKNOWN_NS = -1
 """Modification time of a file whose contents some ranks may not have."""
-_GONE = -1
-"""Size of a file that cannot be read any more."""
 
 
 class SentModules:
@@ -21,7 +19,7 @@ class SentModules:
         self._files: dict[str, ModuleFile] = {}
 
     def edited(self, others: Collection[str]) -> dict[str, ModuleFile]:
-        """Return the files that have changed or are gone, by module, without the modules ``others``."""
+        """Return the files that have changed, by module, without the modules ``others``."""
         found = self._files.items()
         return {name: one for name, one in found if name not in others and _is_edited(one)}
 
@@ -36,16 +34,11 @@ class SentModules:
             self._files[name] = file if is_certain else replace(file, modified_ns=_UNKNOWN_NS)
 
 
-def gone(file: ModuleFile) -> ModuleFile:
-    """Return what stands for a file that cannot be read any more: it is edited once it is there again."""
-    return replace(file, size=_GONE)
-
-
 def _is_edited(file: ModuleFile) -> bool:
     if not file.path.endswith(".py"):  # a package without __init__.py
         return False
     try:
         status = os.stat(file.path)  # 50 of them take a tenth of a millisecond, for each cell
     except OSError:
-        return file.size != _GONE
+        return False
     return (status.st_mtime_ns, status.st_size) != (file.modified_ns, file.size)
