@@ -45,12 +45,7 @@ class LocalModules:
 
     def add(self, modules: Iterable[str]) -> None:
         """Add the whole top-level package of every local module in ``modules``."""
-        todo: list[str] = []
-        for name in modules:
-            todo.append(name.partition(".")[0])
-            if name not in self._seen and (path := loaded_alone(name)) is not None:
-                self._seen.add(name)
-                todo += self._add_alone(name, path)
+        todo = [name.partition(".")[0] for name in modules]
         while todo:
             root = todo.pop()
             if root in self._seen:
@@ -58,14 +53,6 @@ class LocalModules:
             self._seen.add(root)
             for path in local_paths(root):
                 todo += self._add_tree(root, path)
-
-    def _add_alone(self, name: str, path: Path) -> list[str]:
-        """Add a module and the packages of its name, which do not exist; return the roots of its imports."""
-        package = name
-        while package := package.rpartition(".")[0]:
-            source = ModuleSource("", str(path.parent), is_package=True)
-            self.sources.setdefault(package, source)
-        return self._add_tree(name, path)
 
     def is_local(self, module: str) -> bool:
         """Add the module's package if it is local; return whether it is."""
@@ -140,21 +127,6 @@ def local_paths(root: str) -> list[Path]:
     if any(_is_installation(path) for path in locations):
         return []
     return [path for path in locations if path.is_dir() or path.suffix == ".py"]
-
-
-def loaded_alone(name: str) -> Path | None:
-    """Return the file of a local module that was loaded without the package that its name begins with.
-
-    As by ``spec_from_file_location("module.name", path)``, the example of Python's documentation.
-    """
-    root, dot, _ = name.partition(".")
-    if not dot or root in sys.modules or name not in sys.modules or _spec(root) is not None:
-        return None
-    spec = _spec(name)
-    if spec is None or not spec.has_location or not spec.origin or spec.origin[-3:] != ".py":
-        return None
-    path = _resolved(spec.origin)
-    return None if _is_installation(path) else path
 
 
 @functools.lru_cache(maxsize=4096)

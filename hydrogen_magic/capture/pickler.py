@@ -19,7 +19,6 @@ from hydrogen_magic.capture.class_statements import (
     statement_of,
 )
 from hydrogen_magic.capture.module_objects import ModuleObject, constants_of
-from hydrogen_magic.capture.modules import loaded_alone
 from hydrogen_magic.capture.notes import SentDefinitions
 from hydrogen_magic.capture.reachable import is_notebooks
 from hydrogen_magic.capture.required_names import RequiredNames
@@ -212,16 +211,10 @@ class CapturePickler(Pickler):
     def _reduce(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented and issubclass(type(obj), _NAMED):
-            return self._by_name(obj)
+            module = getattr(obj, "__module__", None)
+            if isinstance(module, str):
+                self.modules.add(module)
         return reduced
-
-    def _by_name(self, obj: Any) -> Any:
-        module = getattr(obj, "__module__", None)
-        if not isinstance(module, str):
-            return NotImplemented
-        self.modules.add(module)
-        # pickle would import the package, which there is on the ranks only.
-        return (resolve, (module, obj.__qualname__)) if loaded_alone(module) else NotImplemented
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
         reduced = super()._reduce_module(module)

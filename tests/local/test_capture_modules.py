@@ -111,14 +111,13 @@ def test_modules_whose_names_are_no_names_of_python(
 def test_a_module_that_was_loaded_from_its_file(
     notebook: Notebook, ranks: Ranks, tmp_path: Path
 ) -> None:
-    """As in the documentation of importlib, whose example has the name of a package that does not exist."""
     tool = "from constants import K\ndef f(x): return x + K\nclass T:\n    k = K"
     write(tmp_path, {"lib/tool.py": tool, "constants.py": "K = 3"})
     notebook.cell("""
         import importlib.util, sys
-        spec = importlib.util.spec_from_file_location("recipes.tool", "lib/tool.py")
+        spec = importlib.util.spec_from_file_location("recipes_tool", "lib/tool.py")
         module = importlib.util.module_from_spec(spec)
-        sys.modules["recipes.tool"] = module
+        sys.modules["recipes_tool"] = module
         spec.loader.exec_module(module)
         g, t = module.f, module.T()
     """)
@@ -126,7 +125,7 @@ def test_a_module_that_was_loaded_from_its_file(
     for path in tmp_path.rglob("*.py"):
         path.unlink()
     assert ranks.run(captured).value == (4, 5, 3, True)
-    del sys.modules["recipes.tool"]
+    del sys.modules["recipes_tool"]
 
 
 def test_local_modules_that_no_cell_uses_are_not_sent(notebook: Notebook, tmp_path: Path) -> None:
