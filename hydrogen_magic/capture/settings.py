@@ -11,7 +11,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
-from hydrogen_magic.capture import module_state
 from hydrogen_magic.capture.imports import Imports, module_name, sources_of
 from hydrogen_magic.capture.values import CapturedItem
 from hydrogen_magic.core import syntax
@@ -124,11 +123,6 @@ class ModuleChanges:
                 if setting.provider == "assignment" and place not in given:
                     found[place] = setting
                 found.setdefault(place, setting if is_sent else Stays(setting.label))
-        sent = [one.value for one in found.values() if isinstance(one, Setting)]
-        for each in module_state.differences(local):
-            is_sent = _is_container(each.value) and any(each.value is value for value in sent)
-            if not is_sent:  # under the name by which another module imports it
-                found.setdefault((each.module, each.name), Stays(each.label, differs_in_file=True))
         return list(found.values())
 
     def assigned(self) -> set[tuple[str, str]]:
@@ -317,7 +311,4 @@ def _stays_note(stays: Sequence[Stays]) -> str:
     if not stays:
         return ""
     listed = first_of(dict.fromkeys(each.name for each in stays), _MOST_LISTED)
-    remedy = "set them inside the cell"
-    if any(each.differs_in_file for each in stays):
-        remedy += ", or reload a module whose file you have edited"
-    return f"settings of the notebook that are not sent: {listed}; {remedy}"
+    return f"settings of the notebook that are not sent: {listed}; set them inside the cell"

@@ -17,8 +17,6 @@ class Stays:
 
     name: str
     """What the user knows it by."""
-    differs_in_file: bool = False
-    """The file of its module has another value: the notebook changed it, or the file was edited since."""
 
 
 Undo = Callable[[], object]
