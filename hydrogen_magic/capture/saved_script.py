@@ -6,13 +6,10 @@ import ast
 import io
 import os
 import pickle
-import re
 import shlex
 import types
-from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
-from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +22,6 @@ from hydrogen_magic.capture.definitions import (
     source_of,
 )
 from hydrogen_magic.capture.lines import python_lines
-from hydrogen_magic.capture.literals import is_literal, mutable_parts
 from hydrogen_magic.capture.modules import imported_modules, local_paths
 from hydrogen_magic.capture.pickler import notebook_name
 from hydrogen_magic.capture.required_names import MAX_POSSIBLE_BYTES, RequiredNames
@@ -34,13 +30,15 @@ from hydrogen_magic.capture.values import CellText
 from hydrogen_magic.core import syntax
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
+from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.serialization.code_names import imported_names
-from hydrogen_magic.serialization.object_paths import walk
 from hydrogen_magic.serialization.pickling_errors import NullFile, RefusedError, explain
 
 _MARKER = (
     "# Written by hydrogen_magic --save: running the cell with --save again replaces this file.\n"
 )
+_LONGEST_LITERAL = 2000
+"""Characters; longer values are easier to read in a separate file."""
 
 
 def write(
@@ -145,16 +143,14 @@ def _without(body: str, nodes: Iterable[ast.stmt]) -> str:
     return "\n".join(lines)
 
 
-def _defines(source: str, name: str) -> bool:
-    """Whether a source that was found is that of ``name``: IPython splits cells at form feeds, too."""
-    made = next(iter(syntax.parse(source).body), None)
-    return name in ("<lambda>", getattr(made, "name", None))
-
-
-def _unused(name: str, text: str) -> str:
-    """Return ``_name``, followed by as many underscores as it takes to be no name in ``text``."""
-    found = {*re.findall(r"\w+", text)}
-    return next(each for n in count() if (each := f"_{name}{'_' * n}") not in found)
+def _is_literal(value: Any) -> bool:
+    try:
+        if not is_plain(value, with_sets=True):
+            return False
+        text = repr(value)
+        return len(text) <= _LONGEST_LITERAL and bool(ast.literal_eval(text) == value)
+    except (ValueError, SyntaxError):
+        return False
 
 
 def _check_syntax(target: Path, text: str) -> None:
@@ -201,7 +197,7 @@ class _ScriptParts:
             lines += ["", "display = print"]
         lines += ["", *(f"{name} = {text}" for name, text in self.literals.items()), ""]
         lines += ["\n" + self.sources[name] for name in early]
-        lines += self._loading(early, late, body)
+        lines += self._loading(early, late)
         return "\n".join(lines) + "\n"
 
     def _sort(self) -> None:
@@ -209,22 +205,6 @@ class _ScriptParts:
         self._add_all()
         if self.pickled:
             self._pickle()
-        while shared := self._shared_literals():
-            for name in shared:
-                del self.literals[name]
-                self.pickled[name] = self.values[name]
-            self._pickle()
-
-    def _shared_literals(self) -> list[str]:
-        """Return the literals with an object that is also elsewhere, of which literals would make copies."""
-        parts = {
-            name: [id(part) for part in mutable_parts(self.values[name])] for name in self.literals
-        }
-        n_places = Counter(part for each in parts.values() for part in each)
-        n_places.update(
-            {id(obj) for name in self.pickled for _, obj in walk(name, self.pickled[name])}
-        )
-        return [name for name, each in parts.items() if any(n_places[part] > 1 for part in each)]
 
     def _add_all(self) -> None:
         """Add the requested names, those that their sources need in turn, and those that may be needed."""
@@ -266,7 +246,7 @@ class _ScriptParts:
         self.values[name] = value
         if has_source(value) and not is_lambda_elsewhere(name, value):
             self._add_source(name, value)
-        elif is_literal(value):
+        elif _is_literal(value):
             self.literals[name] = repr(value)
         else:
             self.pickled[name] = value
@@ -275,7 +255,7 @@ class _ScriptParts:
         is_earlier = self.needs.namespace.get(value.__name__, value) is not value
         known = None if is_earlier else self.needs.imports.definition(value.__name__)
         source = known or source_of(value)
-        if source is None or not _defines(source, value.__name__):
+        if source is None:
             raise CaptureError(
                 f"`{name}` cannot be saved: its source is not available; define it with `def` or "
                 "`class` in a cell"
@@ -353,7 +333,7 @@ class _ScriptParts:
         lines = [f"sys.path.insert(0, {folder!r})" for folder in folders]
         return ["import sys", "", *lines, ""] if lines else []
 
-    def _loading(self, early: Sequence[str], late: Sequence[str], body: str) -> list[str]:
+    def _loading(self, early: Sequence[str], late: Sequence[str]) -> list[str]:
         """Return code that loads the pickled values, each before the definitions that need it.
 
         One pickler writes all of them, so that they share objects.
@@ -363,12 +343,9 @@ class _ScriptParts:
         file = io.BytesIO()
         pickler = _SavePickler(file, self.needs.namespace)
         rest, known, waiting = dict(self.pickled), {*early}, set[str]()
-        text = "\n".join([body, *self.sources.values(), *self.values])
-        values, pathlib, pickling = (
-            _unused(name, text) for name in ("values", "pathlib", "pickle")
-        )
-        lines = ["", f"import pathlib as {pathlib}", f"import pickle as {pickling}", ""]
-        lines.append(f"{values} = {pickling}.Unpickler({pathlib}.{self.data_place}.open('rb'))")
+        file_opened = f"_hydrogen_pathlib.{self.data_place}.open('rb')"
+        lines = ["", "import pathlib as _hydrogen_pathlib", "import pickle as _hydrogen_pickle", ""]
+        lines.append(f"_hydrogen_values = _hydrogen_pickle.Unpickler({file_opened})")
 
         def load(names: Iterable[str]) -> None:
             part = {name: rest.pop(name) for name in names}
@@ -379,9 +356,8 @@ class _ScriptParts:
                     f"`{name}` cannot be saved: its definition needs {', '.join(map(repr, part))}, whose "
                     f"values need `{name}`"
                 )
-            lines.extend(
-                [f"({', '.join(part)},) = {values}.load().values()  # of the notebook", ""]
-            )
+            values = "_hydrogen_values.load().values()"
+            lines.extend([f"({', '.join(part)},) = {values}  # of the notebook", ""])
 
         def is_ready(name: str) -> bool:
             trial = _SavePickler(NullFile(), self.needs.namespace)
