@@ -11,6 +11,7 @@ from functools import partial
 from typing import Any
 
 import flax.linen as nn
+import flax.serialization
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -94,20 +95,27 @@ def train_on_ranks(folder: str) -> Any:
             if jax.process_index() == 1:
                 raise ConnectionError("the machine is lost")
         state = manager.restore(0, args=ocp.args.StandardRestore(state))
-    return arrived, jax.device_count(), was_saved, train(parallel, state, x, y)
+    return arrived, jax.device_count(), was_saved, train(parallel, state, x, y), names_in(STATE)
+
+
+def names_in(state: Scaled) -> Any:
+    """Return the names of the parts of a state, in paths as Orbax writes them, and of Flax itself."""
+    paths = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(state)]
+    return paths, sorted(flax.serialization.to_state_dict(state))
 
 
 def main() -> None:
     halfway, _ = train(jax.jit(step), STATE, X, Y)
     expected, expected_losses = train(jax.jit(step), halfway, X, Y)
     result = hm.run(train_on_ranks, sys.argv[1], np=2, rendezvous="jax", retries=1, quiet=True)
-    arrived, n_devices, was_saved, (state, losses) = result
+    arrived, n_devices, was_saved, (state, losses), names = result
     pairs = zip(jax.tree.leaves(state), jax.tree.leaves(expected), strict=True)
     found = {
         "arrived": arrived,
         "n_devices": n_devices,
         "was_saved": was_saved,
         "type": type(state).__name__,
+        "are_names_kept": names == names_in(STATE),
         "is_close": bool(np.allclose(losses, expected_losses, rtol=1e-4)),
         "is_learning": bool(losses[-1] < losses[0]),
         "are_leaves_close": all(np.allclose(a, b, rtol=1e-3, atol=1e-5) for a, b in pairs),

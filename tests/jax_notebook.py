@@ -23,6 +23,7 @@ from hydrogen_magic.serialization.library_objects import restore_jax_array
 from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.result_stream import Packer
+from tests import jax_ranks
 
 jax.config.update("jax_enable_x64", True)
 jax.config.update("jax_threefry_partitionable", False)
@@ -43,7 +44,33 @@ class Line:
     name: str = dataclasses.field(default="", metadata={"static": True})
 
 
+class Wide(jax_ranks.Node):
+    width: Any
+
+
+@jax.tree_util.register_pytree_node_class
+class Pair:
+    def __init__(self, left: Any, right: Any) -> None:
+        self.left, self.right = left, right
+
+    def tree_flatten(self) -> Any:
+        return (self.left, self.right), None
+
+    @classmethod
+    def tree_unflatten(cls, _: None, parts: Any) -> Pair:
+        return cls(*parts)
+
+
+class Scale:
+    def __init__(self, factor: Any) -> None:
+        self.factor = factor
+
+
+jax.tree_util.register_pytree_node(
+    Scale, lambda x: ((x.factor,), None), lambda _, parts: Scale(*parts)
+)
 LINE = Line(jnp.ones(2), "first")
+NODES = [LINE, Wide(jnp.ones(2)), Pair(1, {"of": 2}), Scale(3)]
 
 
 @jax.jit
@@ -95,8 +122,11 @@ def train_on_ranks() -> Any:
     assert halved(3.0) == 1.5 and halved.lower(3.0).compile()(3.0) == 1.5
     assert jax.grad(lambda x: 5 * clipped(x))(2.0) == 1
     assert np.array_equal(DRAWN, jax.random.uniform(jax.random.PRNGKey(0), (3,)))
-    twice = jax.jit(lambda line: jax.tree.map(lambda x: 2 * x, line))(LINE)
+    twice, wide, pair, scale = jax.jit(lambda nodes: jax.tree.map(lambda x: 2 * x, nodes))(NODES)
     assert isinstance(twice, Line) and (twice.slope.tolist(), twice.name) == ([2, 2], "first")
+    assert isinstance(pair, Pair) and (wide.width.tolist(), scale.factor) == ([2, 2], 6)
+    keys = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(NODES)]
+    assert keys[:3] == ["[0].slope", "[1].width", "[2][<flat index 0>]"]
     try:
         Packer(Pickler).pack("", {"x": x})
     except RefusedError as error:

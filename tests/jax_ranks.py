@@ -2,8 +2,19 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import socket
+from typing import Any
+
+
+class Node:
+    """Makes its subclasses dataclasses and pytree nodes, as ``flax.struct.PyTreeNode`` does."""
+
+    def __init_subclass__(cls, **options: Any) -> None:
+        import jax
+
+        jax.tree_util.register_dataclass(dataclasses.dataclass(cls))
 
 
 def join(timeout_s: float) -> int:

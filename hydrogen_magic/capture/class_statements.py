@@ -1,8 +1,7 @@
 """Statements of the notebook that make classes: ranks execute those whose making a library observes.
 
 Other classes are rebuilt from their attributes. But a metaclass or an ``__init_subclass__`` of a library or a
-local module needs the body of the class and its keywords: it may register fields, or check them. A decorator
-may have registered the class.
+local module needs the body of the class and its keywords: it may register fields, or check them.
 """
 
 from __future__ import annotations
@@ -11,7 +10,6 @@ import __future__
 import ast
 import builtins
 import copy
-import dataclasses
 import enum
 import functools
 import inspect
@@ -35,7 +33,6 @@ from hydrogen_magic.serialization.code_names import (
     names_bound_by,
     names_in_source,
 )
-from hydrogen_magic.serialization.library_objects import is_jax_array
 from hydrogen_magic.serialization.pickler import is_main
 from hydrogen_magic.serialization.reducers import (
     ATOMS,
@@ -49,7 +46,6 @@ from hydrogen_magic.serialization.reducers import (
 _NEEDING_BODIES = {"equinox", "msgspec", "sqlalchemy"}
 """Packages whose classes are not complete without the body of their statement. Those of others are better
 rebuilt from their attributes, which may have changed since."""
-_FUNCTIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda)
 _FUTURE = __future__.annotations.compiler_flag
 
 
@@ -108,12 +104,11 @@ def statement_of(cls: type, needs: RequiredNames) -> ClassStatement | None:
     class now.
     """
     is_current = needs.namespace.get(cls.__qualname__) is cls
-    needs_body = _needs_body(cls, is_current)
-    if cls not in _found and (needs_body or is_node_of_jax(cls)):
+    if cls not in _found and _needs_body(cls, is_current):
         files = _files(needs)
         found = [file for file in files if _makes(file, cls, files)]
         if found and (is_current or (is_main(cls) and len(found) == 1)):
-            statement = _statement(cls, found[-1], needs, needs_body)
+            statement = _statement(cls, found[-1], needs)
             if statement is not None:
                 _found[cls] = statement
     return _found.get(cls)
@@ -132,18 +127,6 @@ def _needs_body(cls: type, is_current: bool) -> bool:
         return False
     needs_keyword = is_current and any(_needs_keyword(hook) for _, hook in _hooks(cls))
     return needs_keyword or not packages.isdisjoint(_NEEDING_BODIES)
-
-
-def is_node_of_jax(cls: type) -> bool:
-    """Whether a class is a pytree node of JAX, which ranks do not see if they rebuild it from its attributes.
-
-    A base of a library that registers every class, such as ``flax.nnx.Module``, does so on ranks, too; the
-    fields of a dataclass are registered by name, and are not known there when its base does it.
-    """
-    registry = getattr(sys.modules.get("jax._src.tree_util"), "_registry", {})
-    packages = _observers(cls)
-    is_registered_again = packages and "__main__" not in packages
-    return cls in registry and (dataclasses.is_dataclass(cls) or not is_registered_again)
 
 
 def _hooks(cls: type) -> Iterator[tuple[type, Any]]:
@@ -227,8 +210,7 @@ def _compiled(text: str, name: str, file: str, flags: int) -> types.CodeType:
     node = copy.copy(_node(text, name))
     assert node is not None
     if isinstance(node, ast.ClassDef):
-        if node.bases:  # a decorator may have added some to a class without any
-            node.bases = [ast.Starred(ast.Name(BASES, ast.Load()), ast.Load())]
+        node.bases = [ast.Starred(ast.Name(BASES, ast.Load()), ast.Load())]
         given = ast.keyword("metaclass", ast.Name(METACLASS, ast.Load()))
         node.keywords = [given if one.arg == "metaclass" else one for one in node.keywords]
     return _compile(ast.fix_missing_locations(ast.Module([node], [])), file, flags)
@@ -272,13 +254,8 @@ def _annotated(node: ast.ClassDef) -> Iterator[str]:
 # ── what it reads ────────────────────────────────────────────────────────────────────────────────
 
 
-def _statement(
-    cls: type, file: str, needs: RequiredNames, needs_body: bool
-) -> ClassStatement | None:
-    """Return the statement; None if it is not certain that it makes the same class now.
-
-    Without ``needs_body`` it is only wanted if it makes the class a pytree node of JAX.
-    """
+def _statement(cls: type, file: str, needs: RequiredNames) -> ClassStatement | None:
+    """Return the statement; None if it is not certain that it makes the same class now."""
     name, files, space = cls.__qualname__, _files(needs), needs.namespace
     node, code = _node(_text(file), name), _code(file, cls, files)
     assert node is not None
@@ -294,44 +271,12 @@ def _statement(
     is_lacking = is_lacking or any(map(needs.is_provided_by_ranks, reads))
     if is_lacking or any(value is cls for value in given.values()) or _calls_notebook(node, space):
         return None
-    if not needs_body and not _registers_node(cls, node, given):
-        return None
     values = {each for each in given if not isinstance(given[each], types.ModuleType)}
     if outdated := sorted(values.intersection(_bound_since(node, file, files))):
         needs.outdated[name] = outdated[0]
         return None
     names, is_decorated = _with_reads(given, cls, needs), bool(getattr(node, "decorator_list", ()))
     return ClassStatement(name, code, names, tuple(sorted(classes)), is_decorated)
-
-
-def _registers_node(cls: type, node: ast.ClassDef | ast.Assign, given: Mapping[str, Any]) -> bool:
-    """Whether a decorator or a base may make the class a node, and nothing starts JAX's backend before.
-
-    ``jax.distributed.initialize()`` would refuse that. A base of the notebook is not called again.
-    """
-    packages = _observers(cls)
-    is_registered = bool(packages or getattr(node, "decorator_list", ()))
-    return is_registered and "__main__" not in packages and not _computes_with_jax(node, given)
-
-
-def _computes_with_jax(node: ast.ClassDef | ast.Assign, given: Mapping[str, Any]) -> bool:
-    """Whether a body calls JAX, or reads its arrays, which are NumPy's on ranks."""
-    if any(is_jax_array(type(value)) for value in given.values()):
-        return True
-    todo: list[ast.AST] = [*node.body] if isinstance(node, ast.ClassDef) else [node.value]
-    for one in todo:
-        if not isinstance(one, _FUNCTIONS):
-            todo += ast.iter_child_nodes(one)
-        if isinstance(one, ast.Call):
-            root = given.get(next(_names(one.func), ""))
-            home = root.__name__ if isinstance(root, types.ModuleType) else _module_of(root)
-            if home.partition(".")[0] == "jax":
-                return True
-    return False
-
-
-def _module_of(value: Any) -> str:
-    return str(getattr(value, "__module__", ""))
 
 
 def _is_notebooks(name: str, needs: RequiredNames) -> bool:

@@ -21,7 +21,6 @@ from hydrogen_magic.serialization.pickler import is_main
 _SEED_CALL = re.compile(r"([\w.]+\.)?(?!(get|load|read|make)_)(\w*_)?seed(_\w+)?")
 _DRAW_NOTHING = {*sys.stdlib_module_names, "cloudpickle", "hydrogen_magic"} - {"random"}
 _REGISTERS = re.compile(r"register(_\w+)?|add_safe_globals|custom_op")
-_REGISTERS_NODE = re.compile(r"register_(pytree|dataclass|static)\w*")
 _USERS = {
     "register_keras_serializable": {
         "load_model",
@@ -208,8 +207,6 @@ class SentDefinitions:
     """Classes whose decorators ranks execute."""
     in_decorators: set[str] = field(default_factory=set)
     """Names in these decorators, with attributes."""
-    lost_nodes: set[str] = field(default_factory=set)
-    """Pytree nodes of JAX that ranks do not register."""
 
 
 @dataclass(frozen=True)
@@ -264,11 +261,6 @@ def registration_note(
         return (
             f"the notebook registered {' and '.join(listed[:3])}, and the ranks do not: call {it} inside the"
             " cell"
-        )
-    if sent.lost_nodes and not any(map(_REGISTERS_NODE.fullmatch, used)):
-        return (
-            f"`{min(sent.lost_nodes)}` is a pytree node of JAX in the notebook, and may be a leaf on the"
-            " ranks: define the class in the cell or in a local module"
         )
     return ""
 

@@ -15,12 +15,12 @@ from typing import Any, cast
 from hydrogen_magic.capture.class_statements import (
     ClassStatement,
     defaults_of,
-    is_node_of_jax,
     statement_of,
 )
 from hydrogen_magic.capture.module_objects import ModuleObject, constants_of
 from hydrogen_magic.capture.notes import SentDefinitions
 from hydrogen_magic.capture.reachable import is_notebooks
+from hydrogen_magic.capture.registrations import registrations_of
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.core.library_types import derives_from, loaded
 from hydrogen_magic.node.dataset_handle import DatasetHandle
@@ -53,6 +53,7 @@ from hydrogen_magic.serialization.reducers import (
     METACLASS,
     UNBOUND,
     Binding,
+    Registrations,
     find,
     resolve,
     restore_array,
@@ -253,8 +254,6 @@ class CapturePickler(Pickler):
         """Reduce a class that ranks make by its statement; None for others."""
         statement = self._statement_of(cls)
         if statement is None:
-            if is_main(cls) and is_node_of_jax(cls):
-                self.sent.lost_nodes.add(cls.__qualname__)
             return None
         begun, contains_itself = self._begun.setdefault(id(cls), []), list[str]()
         for earlier in begun:
@@ -378,6 +377,9 @@ class CapturePickler(Pickler):
             return {}
         self.needs.add(outer, f"{cls.__qualname__} is nested in it")
         return {outer: self.needs.namespace[outer]} if outer in self.needs.namespace else {}
+
+    def registrations(self, cls: type) -> Registrations:
+        return registrations_of(cls)
 
     def binding(self, obj: Any, name: str) -> Binding:
         mine = self.needs.namespace.get(name, UNBOUND)

@@ -43,7 +43,14 @@ from hydrogen_magic.serialization.instances import (
     reduce_instance,
 )
 from hydrogen_magic.serialization.memory_layout import Memory, MemoryLayout
-from hydrogen_magic.serialization.reducers import UNBOUND, Binding, find, own_attributes, resolve
+from hydrogen_magic.serialization.reducers import (
+    UNBOUND,
+    Binding,
+    Registrations,
+    find,
+    own_attributes,
+    resolve,
+)
 
 _UNKNOWN: Any = object()
 """Stands for the handler of a class that was not met before."""
@@ -160,6 +167,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def companions(self, cls: type) -> dict[str, Any]:
         """Return other names that the reader's ``__main__`` needs to look up ``cls`` by name."""
         return {}
+
+    def registrations(self, cls: type) -> Registrations:
+        """Return the calls by which the reader registers ``cls`` with libraries."""
+        return Registrations()
 
     def binding(self, obj: Any, name: str) -> Binding:
         """Return the name in the reader's ``__main__`` for ``obj``, which calls itself ``name``."""
@@ -341,8 +352,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if self.tracks_classes:
             reducers.complete_classes.add(cls)
         tracker = tracker if self.tracks_classes else None
-        new_args = (make, (*head, tracker, extra), self.binding(cls, cls.__qualname__))
-        new_state = (set_state, state, self.companions(cls), _member_attributes(cls))
+        binding, registrations = self.binding(cls, cls.__qualname__), self.registrations(cls)
+        new_args = (make, (*head, tracker, extra), binding, registrations.know_fields)
+        others = self.companions(cls), _member_attributes(cls), registrations.calls
+        new_state = (set_state, state, *others)
         return (
             reducers.restore_class,
             new_args,

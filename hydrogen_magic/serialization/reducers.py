@@ -14,6 +14,7 @@ import sys
 import types
 import weakref
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from typing import Any, NamedTuple
 
 from hydrogen_magic.core.rank_gpu import gpu_of_rank
@@ -32,6 +33,18 @@ class Binding(NamedTuple):
 
 
 UNBOUND = Binding("", False)
+
+Registration = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function that registers a class with a library, and its arguments after the class."""
+
+
+class Registrations(NamedTuple):
+    """The calls by which a process registers a class with libraries."""
+
+    calls: tuple[Registration, ...] = ()
+    know_fields: bool = False
+    """They depend on the fields, of which a base of the class knows nothing while there are no attributes."""
+
 
 Defaults = dict[Any, Any]
 """Default values of arguments, by position or keyword."""
@@ -163,21 +176,28 @@ def _fill(cells: list[tuple[types.CellType, Any]]) -> None:
         cell.cell_contents = contents
 
 
-def restore_class(make: Callable[..., type], args: tuple[Any, ...], binding: Binding) -> type:
-    """Make a class without its attributes."""
-    cls = _make_quietly(make, args)
+def restore_class(
+    make: Callable[..., type], args: tuple[Any, ...], binding: Binding, is_quiet: bool
+) -> type:
+    """Make a class without its attributes. ``is_quiet``: hooks of libraries do not run, either."""
+    cls = _make_quietly(make, args, is_quiet)
     _bind(cls, binding)
     return cls
 
 
-def _make_quietly(make: Callable[..., type], args: tuple[Any, ...]) -> type:
-    """Make a class; neither its ``__init_subclass__`` hook nor code of its metaclass runs again."""
+def _make_quietly(
+    make: Callable[..., type], args: tuple[Any, ...], without_libraries: bool
+) -> type:
+    """Make a class; neither its ``__init_subclass__`` hook nor code of its metaclass runs again.
+
+    Those of libraries do. ``without_libraries``: their hooks do not, either.
+    """
     if len(args) != SKELETON_CLASS_ARGS + 2:
         return make(*args)
     kind, name, bases, *rest = args
     if _has_notebooks_code(kind):
         kind = functools.partial(_made_by_library, kind)
-    if not _has_notebooks_hook(bases):
+    if not _has_hook(bases, without_libraries):
         return make(kind, name, bases, *rest)
     first = types.resolve_bases(bases)[0]
     quiet = _Quiet if first.__dictoffset__ else _QuietWithSlots  # Python compares their layouts
@@ -246,19 +266,31 @@ class _QuietWithSlots:
     __init_subclass__ = vars(_Quiet)["__init_subclass__"]
 
 
-def _has_notebooks_hook(bases: tuple[Any, ...]) -> bool:
-    for base in types.resolve_bases(bases):
-        hook = getattr(base.__init_subclass__, "__func__", None)
-        if hook is not None and hook.__globals__.get("__name__") == "__main__":
-            return True
-    return False
+def _has_hook(bases: tuple[Any, ...], of_libraries: bool) -> bool:
+    """Whether a base has a hook of the notebook. ``of_libraries``: or of a library."""
+    hooks = (
+        getattr(base.__init_subclass__, "__func__", None) for base in types.resolve_bases(bases)
+    )
+    return any(
+        of_libraries or hook.__globals__.get("__name__") == "__main__" for hook in hooks if hook
+    )
 
 
 def restore_class_state(
-    cls: Any, state: tuple[Callable[..., Any], Any, dict[str, Any], dict[str, dict[str, Any]]]
+    cls: Any,
+    state: tuple[
+        Callable[..., Any],
+        Any,
+        dict[str, Any],
+        dict[str, dict[str, Any]],
+        tuple[Registration, ...],
+    ],
 ) -> None:
-    """Set the attributes of a class and of an enum's members, unless this process already had it."""
-    set_state, attributes, companions, members = state
+    """Set the attributes of a class and of an enum's members, and register it.
+
+    Not if this process already had it.
+    """
+    set_state, attributes, companions, members, registrations = state
     for name, value in companions.items():
         sys.modules["__main__"].__dict__.setdefault(name, value)
     if cls in complete_classes:
@@ -266,6 +298,9 @@ def restore_class_state(
     set_state(cls, attributes)
     for name, of_member in members.items():
         vars(cls[name]).update(of_member)
+    for register, args in registrations:
+        with suppress(ValueError):  # a hook of the library has registered it
+            register(cls, *args)
     complete_classes.add(cls)
 
 

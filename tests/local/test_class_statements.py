@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
 from pathlib import Path
 
 import pytest
@@ -15,7 +13,7 @@ from tests.capture_rig import Notebook, RankError, Ranks, write
 pytestmark = [pytest.mark.xdist_group("capture"), pytest.mark.usefixtures("in_folder")]
 
 KINDS = '''
-    import dataclasses, functools
+    import functools
     from hydrogen_magic.core.lazy_annotations import annotations_of
 
     class Field:
@@ -56,26 +54,6 @@ KINDS = '''
         def __init_subclass__(cls):
             if not cls.layers: raise TypeError(f"{cls.__name__} has no layers")
             cls.depth = len(cls.layers)
-
-    nodes = {}
-
-    def node(cls, fields=("x",)):
-        """Register a class with a stand-in for JAX."""
-        nodes[cls] = fields
-        return cls
-
-    def mapping(cls):
-        """Return a node with a base more than the class has, as chex does."""
-        body = {name: each for name, each in vars(cls).items() if name not in ("__dict__", "__weakref__")}
-        return node(type(cls.__name__, (dict,), body))
-
-    class Node:
-        def __init_subclass__(cls): node(dataclasses.dataclass(cls), (*cls.__dataclass_fields__,))
-
-    register_node = node
-
-    class Registering:
-        def __init_subclass__(cls): node(cls, ())
 '''
 
 
@@ -434,83 +412,3 @@ def test_a_base_that_requires_a_keyword_gets_the_present_class(
     assert ranks.run(captured).value == (True, 2)
     with pytest.raises(RankError, match="required keyword-only argument: 'name'"):
         ranks.run(notebook.capture("earlier.n"))
-
-
-NODES = """
-    import dataclasses, kinds
-    from kinds import node
-    @node
-    class Point:
-        def __init__(self, x): self.x = x
-    @node
-    @dataclasses.dataclass
-    class Row: x: int = 1
-    class State(kinds.Node): y: int = 2
-    class Wider(State): z: int = 3
-    class Model(kinds.Registering):
-        def __init__(self): self.w = 1
-    @dataclasses.dataclass
-    class Later: x: int = 1
-    kinds.register_node(Later)
-    @kinds.mapping
-    class Mapped: x: int = 1
-    values = [Point(1), Row(), State(), Wider(), Model(), Later(), Mapped()]
-"""
-
-
-def test_pytree_nodes_of_jax_are_nodes_on_ranks(
-    notebook: Notebook, ranks: Ranks, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(class_statements, "_NEEDING_BODIES", set())
-    notebook.cell("import kinds, sys, types")
-    registry = types.SimpleNamespace(_registry=notebook.names["kinds"].nodes)
-    monkeypatch.setitem(sys.modules, "jax._src.tree_util", registry)
-    notebook.cell(NODES)
-    captured = notebook.capture("import kinds\n[kinds.nodes.get(type(each)) for each in values]")
-    assert ranks.run(captured).value == [("x",), ("x",), ("y",), ("y", "z"), (), None, ("x",)]
-    hint = captured.hints[0]
-    assert hint.startswith("the notebook registered `Later` by kinds.register_node()"), hint
-
-
-@pytest.fixture
-def nodes(monkeypatch: pytest.MonkeyPatch) -> dict[type, object]:
-    """Return the registry of a stand-in for JAX."""
-    found: dict[type, object] = {}
-    registry = types.SimpleNamespace(_registry=found)
-    monkeypatch.setitem(sys.modules, "jax._src.tree_util", registry)
-    return found
-
-
-def test_a_node_of_jax_that_is_a_leaf_on_ranks_is_named(
-    notebook: Notebook, nodes: dict[type, object]
-) -> None:
-    notebook.cell("""
-        def made():
-            class Local: pass
-            return Local
-        x = made()()
-    """)
-    nodes[type(notebook.names["x"])] = ()
-    (hint,) = notebook.capture("x").hints
-    assert hint.startswith("`made.<locals>.Local` is a pytree node of JAX in the notebook")
-    notebook.cell("import kinds\n@kinds.node\nclass Good: pass\nboth = [Good(), x]")
-    nodes[notebook.names["Good"]] = ()
-    assert len(notebook.capture("both").hints) == 1
-    assert not notebook.capture(
-        "def register_pytree_node(x): return x\nregister_pytree_node(x)"
-    ).hints
-
-
-def test_a_node_of_jax_that_computes_is_made_of_its_attributes(
-    notebook: Notebook, nodes: dict[type, object], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """JAX must be initialized before."""
-    jnp = types.ModuleType("jax.numpy")
-    vars(jnp)["ones"] = lambda n: [1] * n
-    notebook.names["jnp"] = jnp
-    monkeypatch.setitem(sys.modules, "jax.numpy", jnp)
-    for default, is_lost in (("jnp.ones(2)", True), ("lambda: jnp.ones(2)", False)):
-        notebook.cell(f"import kinds\n@kinds.node\nclass A: x = {default}")
-        nodes[notebook.names["A"]] = ()
-        hints = notebook.capture("A").hints
-        assert any("`A` is a pytree node of JAX" in hint for hint in hints) == is_lost, hints
