@@ -24,7 +24,6 @@ from hydrogen_magic.capture.notes import (
     jax_note,
     outdated_note,
     process_note,
-    registration_note,
     seed_note,
 )
 from hydrogen_magic.capture.ownership import Action
@@ -240,9 +239,9 @@ class Builder:
         needs = self.needs
         pickler = self.stream.pickler
         names = needs.read.union(self.cell_attributes, pickler.attributes)
-        sources = sources_of(needs.namespace, needs.imports)
         seeds = ""
         if seed is None:
+            sources = sources_of(needs.namespace, needs.imports)
             seeds = seed_note(sources, self.cell_functions, pickler.attributes, modules)
         values = {name: needs.namespace[name] for name in needs.values}
         gradients = [name for name in self.stream.with_gradients if name in values]
@@ -252,7 +251,6 @@ class Builder:
             graph_note(certain, names),
             gradient_note({name: values[name] for name in gradients}, names, self.cell_attributes),
             jax_note(pickler.n_jax_arrays, names),
-            registration_note(sources, needs.namespace, pickler.sent, names, self.cell_functions),
             self._settings.note,
             outdated_note(needs.outdated),
         )
@@ -291,7 +289,7 @@ class Builder:
 
     def _used_modules(self) -> _UsedModules:
         pickler = self.stream.pickler
-        attributes = pickler.attributes.union(self.cell_attributes, pickler.sent.in_decorators)
+        attributes = pickler.attributes.union(self.cell_attributes)
         used = [statement for statement, _ in self.needs.statements.values()]
         effects = self.needs.imports.for_side_effects(self.needs.read, self.cell_modules)
         submodules = used_submodules([_bound_module(s) for s in used], attributes)

@@ -61,8 +61,6 @@ class ClassStatement:
     """What the notebook has under the names that the statement reads when it is executed."""
     mentioned: tuple[str, ...]
     """Names of the notebook's classes in its texts and annotations."""
-    is_decorated: bool
-    """It has decorators, which ranks execute, too."""
 
     def functions(self) -> Iterator[types.CodeType]:
         """Yield the code of the functions in the body."""
@@ -275,8 +273,7 @@ def _statement(cls: type, file: str, needs: RequiredNames) -> ClassStatement | N
     if outdated := sorted(values.intersection(_bound_since(node, file, files))):
         needs.outdated[name] = outdated[0]
         return None
-    names, is_decorated = _with_reads(given, cls, needs), bool(getattr(node, "decorator_list", ()))
-    return ClassStatement(name, code, names, tuple(sorted(classes)), is_decorated)
+    return ClassStatement(name, code, _with_reads(given, cls, needs), tuple(sorted(classes)))
 
 
 def _is_notebooks(name: str, needs: RequiredNames) -> bool:

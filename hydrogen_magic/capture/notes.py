@@ -1,5 +1,5 @@
-"""Notes for the user on what ranks do not get with the objects of earlier cells (seeds, graphs, gradients,
-types of arrays and registrations), and on what does not come back.
+"""Notes for the user on what ranks do not get with the objects of earlier cells (seeds, graphs, gradients and
+types of arrays), and on what does not come back.
 """
 
 from __future__ import annotations
@@ -8,9 +8,7 @@ import ast
 import functools
 import re
 import sys
-import types
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
-from dataclasses import dataclass, field
 from typing import Any
 
 from hydrogen_magic.core import syntax
@@ -20,20 +18,6 @@ from hydrogen_magic.serialization.pickler import is_main
 
 _SEED_CALL = re.compile(r"([\w.]+\.)?(?!(get|load|read|make)_)(\w*_)?seed(_\w+)?")
 _DRAW_NOTHING = {*sys.stdlib_module_names, "cloudpickle", "hydrogen_magic"} - {"random"}
-_REGISTERS = re.compile(r"register(_\w+)?|add_safe_globals|custom_op")
-_USERS = {
-    "register_keras_serializable": {
-        "load_model",
-        "model_from_json",
-        "deserialize_keras_object",
-        "deserialize",
-    },
-    "add_safe_globals": {"load"},
-}
-"""What alone looks for what these register. Keras models of the notebook bring their custom objects."""
-_OF_TQDM = ("progress_apply", "progress_map", "progress_applymap", "progress_transform")
-"""Methods that ``tqdm.pandas()`` gives the classes of pandas."""
-_PARTS_OF_LIBRARIES = (types.ModuleType, types.FunctionType, types.BuiltinFunctionType, type)
 
 
 # ── seeds ──────────────────────────────────────────────────────────────────────────────────────────
@@ -178,6 +162,20 @@ def definition_note(namespace: Mapping[str, Any], out: Iterable[str]) -> str:
     )
 
 
+def outdated_note(outdated: Mapping[str, str]) -> str:
+    """Return a class that its statement may not make again on ranks; empty if there is none.
+
+    ``outdated``: names of such classes, and a name that each of them has read and that was assigned since.
+    """
+    name, read = next(iter(outdated.items()), ("", ""))
+    if not name:
+        return ""
+    return (
+        f"the class `{name}` has read `{read}`, which has been assigned since: the ranks rebuild the class"
+        " from its attributes, which its base does not see; run its cell again"
+    )
+
+
 # ── JAX ────────────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -193,130 +191,3 @@ def jax_note(n_arrays: int, names: Set[str]) -> str:
         " NumPy (int32 / 2 is float64), and methods such as .at are missing; x = jax.numpy.asarray(x)"
         " in the cell makes a jax.Array"
     )
-
-
-# ── registrations ──────────────────────────────────────────────────────────────────────────────────
-
-
-@dataclass
-class SentDefinitions:
-    """The notebook's functions and classes that ranks get."""
-
-    names: set[str] = field(default_factory=set)
-    with_decorators: set[str] = field(default_factory=set)
-    """Classes whose decorators ranks execute."""
-    in_decorators: set[str] = field(default_factory=set)
-    """Names in these decorators, with attributes."""
-
-
-@dataclass(frozen=True)
-class _Registration:
-    """A call such as ``jax.tree_util.register_pytree_node(Point, …)``, or a decorator."""
-
-    function: str
-    """``jax.tree_util.register_pytree_node``"""
-    names: tuple[str, ...]
-    """What it may register: names of the notebook, and texts, such as the name of an accessor of pandas, or
-    ``library::operator`` of torch."""
-    target: str = ""
-    """The first of its arguments, if it is a name: an object that may be what gets the others."""
-    decorated: str = ""
-    """The function or class whose decorator it is."""
-
-
-def registration_note(
-    cells: Sequence[str],
-    namespace: Mapping[str, Any],
-    sent: SentDefinitions,
-    names: Iterable[str],
-    functions: Set[str],
-) -> str:
-    """Return which registrations of the notebook the ranks lack; empty if the cell uses none of them.
-
-    ``cells``: sources of earlier cells. ``names``: those in the code that the ranks run, which may register
-    them itself. ``functions``: those that the cell calls.
-    """
-    used = set(names)
-    lacking: dict[str, str] = {}
-    for one in dict.fromkeys(found for source in cells for found in _registrations_in(source)):
-        parts = one.function.split(".")
-        library = namespace.get(parts[0])
-        registered = [
-            name
-            for name in one.names
-            if (name in sent.names and one.decorated not in sent.with_decorators)
-            or name in used - {*namespace}
-            or ("::" in name and used.issuperset(name.split("::")))
-        ]
-        is_of_library = issubclass(type(library), _PARTS_OF_LIBRARIES) and not is_main(library)
-        target = namespace.get(one.target, library)
-        is_in_object = not issubclass(type(target), _PARTS_OF_LIBRARIES)  # which is sent with it
-        is_needed = not used.isdisjoint(_USERS.get(parts[-1], used))
-        is_lacking = registered and is_of_library and is_needed and not is_in_object
-        if is_lacking and not _is_called(parts, used, functions):
-            lacking.setdefault(one.function, registered[0])
-    if lacking:
-        listed = [f"`{name}` by {function}()" for function, name in lacking.items()]
-        it = "it" if len(listed) == 1 else "them"
-        return (
-            f"the notebook registered {' and '.join(listed[:3])}, and the ranks do not: call {it} inside the"
-            " cell"
-        )
-    return ""
-
-
-def _is_called(parts: Sequence[str], used: Set[str], functions: Set[str]) -> bool:
-    """Whether the code of the ranks calls a function itself. ``parts``: of its name, ``AutoModel.register``.
-
-    If the cell calls functions of that name, it is one of these; otherwise another function may call it.
-    """
-    alike = [each for each in (name.split(".") for name in functions) if each[-1] == parts[-1]]
-    lengths = [min(len(each), len(parts), 2) for each in alike]
-    is_one = any(each[-n:] == [*parts[-n:]] for each, n in zip(alike, lengths, strict=True))
-    return is_one if alike else parts[-1] in used
-
-
-def outdated_note(outdated: Mapping[str, str]) -> str:
-    """Return a class that its statement may not make again on ranks; empty if there is none.
-
-    ``outdated``: names of such classes, and a name that each of them has read and that was assigned since.
-    """
-    name, read = next(iter(outdated.items()), ("", ""))
-    if not name:
-        return ""
-    return (
-        f"the class `{name}` has read `{read}`, which has been assigned since: the ranks rebuild the class"
-        " from its attributes, which its base does not see; run its cell again"
-    )
-
-
-@functools.lru_cache(maxsize=4096)
-def _registrations_in(source: str) -> tuple[_Registration, ...]:
-    tree = syntax.parsed(source)
-    calls = (node for node in _run_at_once(tree) if isinstance(node, ast.Call))
-    found = [registration for call in calls for registration in _of_call(call)]
-    for node in tree.body:
-        if isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)):
-            found += [one for each in node.decorator_list for one in _of_call(each, node.name)]
-    return tuple(found)
-
-
-def _of_call(node: ast.expr, decorated: str = "") -> Iterator[_Registration]:
-    names: tuple[str, ...] = (decorated,) if decorated else ()
-    function = node.func if isinstance(node, ast.Call) else node
-    text = ast.unparse(function)
-    if text == "tqdm.pandas":
-        yield _Registration(text, _OF_TQDM)
-    if not _REGISTERS.fullmatch(text.rpartition(".")[2]) or not re.fullmatch(r"[\w.]+", text):
-        return
-    if isinstance(node, ast.Call):
-        values = [*node.args, *(keyword.value for keyword in node.keywords)]
-        values += [part for value in values if isinstance(value, ast.List) for part in value.elts]
-        for value in values:
-            if isinstance(value, ast.Name):
-                names += (value.id,)
-            elif isinstance(value, ast.Constant) and isinstance(value.value, str):
-                names += (value.value,)
-    first = node.args[0] if isinstance(node, ast.Call) and node.args else None
-    target = first.id if isinstance(first, ast.Name) else ""
-    yield _Registration(text, names, target, decorated)

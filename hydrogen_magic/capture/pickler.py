@@ -18,7 +18,6 @@ from hydrogen_magic.capture.class_statements import (
     statement_of,
 )
 from hydrogen_magic.capture.module_objects import ModuleObject, constants_of
-from hydrogen_magic.capture.notes import SentDefinitions
 from hydrogen_magic.capture.reachable import is_notebooks
 from hydrogen_magic.capture.registrations import registrations_of
 from hydrogen_magic.capture.required_names import RequiredNames
@@ -123,7 +122,6 @@ class CapturePickler(Pickler):
         """Modules that the stream refers to by name."""
         self.filenames: set[str] = set()
         """Source files of functions that are sent by value."""
-        self.sent = SentDefinitions()
         self.n_gradients = 0
         """How many tensors have a gradient in the notebook, which is not sent."""
         self.n_process_states = 0
@@ -245,8 +243,6 @@ class CapturePickler(Pickler):
             return resolve, (module, name)
         if (place := exported_as(cls)) is not None:
             self.modules.add(place[0])
-        if is_main(cls):
-            self.sent.names.add(name)
         known = self._on_ranks(cls) or self._in_made_class(cls) or self._by_statement(cls, reduced)
         return known or super()._reduce_class(cls, reduced)
 
@@ -261,9 +257,7 @@ class CapturePickler(Pickler):
         if len(begun) > len(statement.names):  # each time, one of them is known to the stream
             return None
         begun.append(contains_itself)
-        if statement.is_decorated:
-            self.sent.with_decorators.add(statement.name)
-        self._add_code(statement.code, is_statement=True)
+        self._add_code(statement.code)
         if self.needs.namespace.get(statement.name) is cls:  # a rank has it by then
             self.needs.ignore(statement.name)
         _, (kind, _, bases, *_), (attributes, _), *_, set_state = reduced
@@ -334,18 +328,15 @@ class CapturePickler(Pickler):
             return part
         home = self._home_of(func)
         if home in (None, "__main__"):
-            self.sent.names.add(func.__qualname__)
             self._add_code(func.__code__)
         else:
             self.modules.add(str(home))
         return super()._dynamic_function_reduce(func)
 
-    def _add_code(self, code: types.CodeType, is_statement: bool = False) -> None:
-        """``is_statement``: it makes a class, and its own names are those of decorators."""
+    def _add_code(self, code: types.CodeType) -> None:
         self.filenames.add(code.co_filename)
         for each in code_objects(code):
-            is_outer = is_statement and each is code
-            (self.sent.in_decorators if is_outer else self.attributes).update(each.co_names)
+            self.attributes.update(each.co_names)
         self.modules.update(imported_names(code))
 
     def default_of(self, value: Any) -> Any:

@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import sys
-import types
-
 import pytest
 
 from hydrogen_magic.core.job import JobSpec
@@ -52,96 +49,6 @@ def test_definitions_do_not_come_back(notebook: Notebook) -> None:
         ("inner", ("inner",)),
     ):
         assert notebook.capture(cell, out=out).warnings == ()
-
-
-REGISTRATIONS = {
-    "@library.register_keras_serializable('p')\ndef f(x): return x": (
-        "def load_model(x): return f(x)\nload_model(1)",
-        "`f` by library.register_keras_serializable()",
-    ),
-    "def f(x): return x\nlibrary.register(f)": ("f(1)", "`f` by library.register()"),
-    "class Point: pass\nlibrary.tree.register_node(Point, len, print)\nx = Point()": (
-        "print(x)",
-        "`Point` by library.tree.register_node()",
-    ),
-    "@library.register_kind\nclass A: pass": ("[A]", "`A` by library.register_kind()"),
-    "@library.register_accessor('geo')\nclass G: pass\nx = 1": (
-        "x.geo",
-        "`geo` by library.register_accessor()",
-    ),
-    "tqdm = library\ntqdm.pandas()": (
-        "class S: progress_apply = 1\nS.progress_apply",
-        "`progress_apply` by tqdm.pandas()",
-    ),
-    "from library import register\n@register(name='b')\ndef b(): pass": (
-        "b()",
-        "`b` by register()",
-    ),
-    "class A: pass\nclass B: pass\nlibrary.register('a', A)\nlibrary.pandas.register(A, B)": (
-        "library.register('a', A); B()",
-        "`A` by library.pandas.register()",
-    ),
-    "class A: pass\nlibrary.register(A)\nlibrary.register_kind(A)": (
-        "A()",
-        "`A` by library.register() and `A` by library.register_kind()",
-    ),
-    "class A: pass\nlibrary.add_safe_globals([A])": (
-        "A, library.load",
-        "`A` by library.add_safe_globals()",
-    ),
-    "@library.custom_op('own::scale')\ndef scale(x): pass": (
-        "library.own.scale",
-        "`own::scale` by library.custom_op()",
-    ),
-}
-SILENT = {
-    "def f(x): return x\nbox = [1]\nlibrary.register(box, 'append', f)": "box.append(f(1))",
-    "def f(x): return x\nlibrary.register(f)": "library.register(f); f(1)",
-    "def f(x): return x\nlibrary.register(print)": "f(1)",
-    "class Hooks:\n def register(self, f): self.f = f\nhooks = Hooks()\nf = lambda: 1\nhooks.register(f)": (
-        "hooks.f()"
-    ),
-    "def f(x): return x\ndef never():\n    library.register(f)": "f(1)",
-    "def register(f): return f\n@register\ndef f(x): return x": "f(1)",
-    "@library.register_keras_serializable('p')\ndef f(x): return x": "f(1)",  # models bring it
-    "class A: pass\nlibrary.add_safe_globals([A])": "A()",
-    "class A: pass\nlibrary.pandas.register(A)": "from library import pandas\npandas.register(A)",
-}
-LIBRARY = """
-import sys, types
-library = sys.modules["library"] = types.ModuleType("library")
-exec("def register(*x, **k): return register_kind\\ndef register_kind(x): return x", vars(library))
-library.register_accessor = library.pandas = library.add_safe_globals = library.register
-library.custom_op, library.load = library.register, print
-library.own = types.SimpleNamespace(scale=1)
-library.pandas.register = library.register
-library.register_keras_serializable = library.register
-library.tree = types.SimpleNamespace(register_node=print)
-"""
-
-
-@pytest.fixture
-def library(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Restore after the test which module has this name."""
-    monkeypatch.setitem(sys.modules, "library", types.ModuleType("library"))
-
-
-@pytest.mark.usefixtures("library")
-@pytest.mark.parametrize("registers", REGISTRATIONS)
-def test_registrations_of_earlier_cells(notebook: Notebook, registers: str) -> None:
-    cell, said = REGISTRATIONS[registers]
-    notebook.cell(LIBRARY)
-    notebook.cell(registers)
-    (hint,) = notebook.capture(cell).hints
-    assert f"the notebook registered {said}, and the ranks do not" in hint
-
-
-@pytest.mark.usefixtures("library")
-@pytest.mark.parametrize("registers", SILENT)
-def test_registrations_that_do_not_concern_the_cell(notebook: Notebook, registers: str) -> None:
-    notebook.cell(LIBRARY)
-    notebook.cell(registers)
-    assert notebook.capture(SILENT[registers]).hints == ()
 
 
 @pytest.mark.parametrize(
