@@ -8,7 +8,7 @@ import linecache
 import os
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -19,7 +19,6 @@ from hydrogen_magic.capture.module_objects import ModuleObject, module_objects
 from hydrogen_magic.capture.modules import ModuleFile, importable_parts, is_installed
 from hydrogen_magic.capture.notes import (
     definition_note,
-    gradient_note,
     graph_note,
     jax_note,
     outdated_note,
@@ -79,8 +78,7 @@ class Builder:
         """``session``: the session whose ranks run the cell."""
         self.needs = needs
         self.cell_modules = scope.modules if scope else ()
-        self.cell_attributes = scope.attributes if scope else ()
-        self.cell_functions = scope.functions if scope else frozenset[str]()
+        self.cell_attributes = scope.attributes if scope else frozenset[str]()
         self.local = needs.local
         self.use = session.choose(needs, out) if session else None
         code, find = frozenset[str](), None
@@ -235,21 +233,20 @@ class Builder:
         noted = self.stream.check_size(), unchanged, process_note(self.stream.with_process_state)
         return (*filter(None, noted), *self.local.warnings)
 
-    def _hints(self, seed: int | None, modules: Set[str]) -> tuple[str, ...]:
+    def _hints(self, seed: int | None) -> tuple[str, ...]:
         needs = self.needs
         pickler = self.stream.pickler
         names = needs.read.union(self.cell_attributes, pickler.attributes)
         seeds = ""
         if seed is None:
             sources = sources_of(needs.namespace, needs.imports)
-            seeds = seed_note(sources, self.cell_functions, pickler.attributes, modules)
-        values = {name: needs.namespace[name] for name in needs.values}
-        gradients = [name for name in self.stream.with_gradients if name in values]
-        certain = {name: value for name, value in values.items() if name not in self._perhaps}
+            seeds = seed_note(sources, names)
+        certain = {
+            name: needs.namespace[name] for name in needs.values if name not in self._perhaps
+        }
         notes = (
             seeds,
             graph_note(certain, names),
-            gradient_note({name: values[name] for name in gradients}, names, self.cell_attributes),
             jax_note(pickler.n_jax_arrays, names),
             self._settings.note,
             outdated_note(needs.outdated),
@@ -276,7 +273,7 @@ class Builder:
             preload=self._preload(self.local.reached(used.imported | used.on_access)),
             cells=manifest.labels,
             warnings=warnings,
-            hints=self._hints(header.seed, used.required),
+            hints=self._hints(header.seed),
             required_modules=self._preload(used.required),
             originals=self.stream.originals,
             params=self._params(),

@@ -355,13 +355,13 @@ def _accessed(tree: ast.AST) -> Iterator[str]:
                 root = alias.name.partition(".")[0]
                 modules[alias.asname or root] = alias.name if alias.asname else root
     for node in ast.walk(tree):
-        name = dotted(node) if isinstance(node, ast.Attribute) else ""
+        name = _dotted(node) if isinstance(node, ast.Attribute) else ""
         root, _, rest = name.partition(".")
         if root in modules:
             yield f"{modules[root]}.{rest}"
 
 
-def dotted(node: ast.AST) -> str:
+def _dotted(node: ast.AST) -> str:
     """Return ``a.b.c`` for that expression, and an empty string for one of another form."""
     parts: list[str] = []
     while isinstance(node, ast.Attribute):

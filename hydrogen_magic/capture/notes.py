@@ -1,5 +1,5 @@
-"""Notes for the user on what ranks do not get with the objects of earlier cells (seeds, graphs, gradients and
-types of arrays), and on what does not come back.
+"""Notes for the user on what ranks do not get with the objects of earlier cells (seeds, graphs and types of
+arrays), and on what does not come back.
 """
 
 from __future__ import annotations
@@ -7,7 +7,6 @@ from __future__ import annotations
 import ast
 import functools
 import re
-import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
@@ -17,42 +16,24 @@ from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.pickler import is_main
 
 _SEED_CALL = re.compile(r"([\w.]+\.)?(?!(get|load|read|make)_)(\w*_)?seed(_\w+)?")
-_DRAW_NOTHING = {*sys.stdlib_module_names, "cloudpickle", "hydrogen_magic"} - {"random"}
 
 
 # ── seeds ──────────────────────────────────────────────────────────────────────────────────────────
 
 
-def seed_note(
-    cells: Sequence[str], called: Iterable[str], names: Set[str], modules: Iterable[str]
-) -> str:
+def seed_note(cells: Sequence[str], names: Set[str]) -> str:
     """Return what seeds in the notebook's ``cells`` mean for ranks; empty if there are none.
 
-    It is empty, too, if the ranks seed by themselves or cannot draw random numbers. ``called``: the functions
-    that the cell calls. ``names``: those in functions of the notebook that ranks get. ``modules``: those that
-    the ranks use.
+    It is empty, too, if the ranks seem to seed by themselves. ``names``: those in the code that they run.
     """
     calls = list(dict.fromkeys(call for source in cells for call in _seed_calls(source)))
-    if not calls or _seeds_itself(called, names) or not any(map(_may_draw, modules)):
+    if not calls or any("seed" in name for name in names):
         return ""
     return (
         f"the notebook called {' and '.join(calls[:3])}, which does not seed the ranks: each rank draws"
         " different random numbers in each run; --seed N seeds rank r with N + r, and a call inside the"
         " cell seeds all ranks equally"
     )
-
-
-def _seeds_itself(called: Iterable[str], names: Set[str]) -> bool:
-    if any(map(_SEED_CALL.fullmatch, called)):
-        return True
-    # Of a function, only the names are known: `args.seed` seeds nothing.
-    return {"random", "seed"} <= names or any(
-        name != "seed" and _SEED_CALL.fullmatch(name) for name in names
-    )
-
-
-def _may_draw(module: str) -> bool:
-    return module.partition(".")[0] not in _DRAW_NOTHING
 
 
 @functools.lru_cache(maxsize=4096)
@@ -74,7 +55,7 @@ def _run_at_once(node: ast.AST) -> Iterator[ast.AST]:
             yield from _run_at_once(child)
 
 
-# ── graphs and gradients ───────────────────────────────────────────────────────────────────────────
+# ── graphs ─────────────────────────────────────────────────────────────────────────────────────────
 
 
 def graph_note(values: Mapping[str, Any], names: Set[str]) -> str:
@@ -95,31 +76,6 @@ def graph_note(values: Mapping[str, Any], names: Set[str]) -> str:
     return (
         f"computed in the notebook, and sent without the autograd graph: {_listed(found)}; backward() does "
         "not reach the parameters: compute the loss inside the cell"
-    )
-
-
-def gradient_note(values: Mapping[str, Any], names: Set[str], in_cell: Sequence[str]) -> str:
-    """Return that gradients of an earlier cell stay behind; empty if the cell makes its own, or uses none.
-
-    ``values``: those with gradients. ``names``: those in the code that the ranks run; ``in_cell``: those of
-    the cell itself, in order.
-    """
-    if "autograd" in names:  # torch.autograd.grad()
-        return ""
-    is_zeroed = {"grad", "zero_", "backward"} <= {*in_cell}
-    if "backward" in names and not (
-        is_zeroed and in_cell.index("grad") < in_cell.index("backward")
-    ):
-        return ""
-    reads = not names.isdisjoint(("grad", "clip_grad_norm_", "clip_grad_value_"))
-    if not (reads or "step" in names):
-        return ""
-    found = [name for name in values if reads or is_a(values[name], "torch.optim", "Optimizer")]
-    if not found:
-        return ""
-    return (
-        f"gradients of the notebook are not sent: those of {_listed(found)} are None on the ranks; call "
-        "backward() inside the cell"
     )
 
 

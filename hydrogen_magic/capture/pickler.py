@@ -122,8 +122,6 @@ class CapturePickler(Pickler):
         """Modules that the stream refers to by name."""
         self.filenames: set[str] = set()
         """Source files of functions that are sent by value."""
-        self.n_gradients = 0
-        """How many tensors have a gradient in the notebook, which is not sent."""
         self.n_process_states = 0
         """How many objects hold what Accelerate knows of the notebook's process."""
         self.n_jax_arrays = 0
@@ -497,8 +495,6 @@ class CapturePickler(Pickler):
         if tensor.is_cuda and not self._ranks_have_gpu:
             why = "it is a CUDA tensor and the ranks have no GPU"
             raise RefusedError(tensor, why, "use .cpu() on it first, or run with --gpu")
-        if (tensor.is_leaf or tensor.retains_grad) and tensor.grad is not None:
-            self.n_gradients += 1
         return with_hooks(tensor, self._reduce_to_part(tensor))
 
     def _reduce_to_part(self, tensor: Any) -> Any:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from hydrogen_magic.capture.lines import assigning_code, binds_unknown_names, names_in_magic
-from hydrogen_magic.capture.modules import dotted, imported_by
+from hydrogen_magic.capture.modules import imported_by
 from hydrogen_magic.core import syntax
 from hydrogen_magic.serialization.code_names import (
     DefiniteAssignment,
@@ -49,11 +49,8 @@ class ScopeAnalysis:
     """It may assign names that its code does not show: by ``import *``, ``exec`` or ``%run``."""
     modules: tuple[str, ...]
     """Full names of the modules that it imports itself."""
-    attributes: tuple[str, ...]
-    """Every name in the cell's code, attributes included: those of the cell in the order of first use, then
-    those of its functions."""
-    functions: frozenset[str]
-    """Names of the functions that it calls, or decorates with: ``AutoModel.register``."""
+    attributes: frozenset[str]
+    """Every name in the cell's code, attributes included."""
 
 
 def analyse(
@@ -81,7 +78,7 @@ def analyse(
     certain = [read for read in reads.reads if not read.is_text]
     own_lines = {(line, name) for name, line in global_loads(code)}
     elsewhere = {read.name for read in certain if (read.line, read.name) not in own_lines}
-    names = dict.fromkeys(name for inner in code_objects(code) for name in inner.co_names)
+    names = frozenset(name for inner in code_objects(code) for name in inner.co_names)
     return ScopeAnalysis(
         tuple(sorted(certain, key=lambda read: read.line)),
         tuple(_uncovered(possible.reads, certain)),
@@ -92,15 +89,8 @@ def analyse(
         or _imports_star(nodes)
         or any(map(binds_unknown_names, calls)),
         tuple(imported_by(nodes)),
-        tuple(names),
-        frozenset(_functions(nodes)),
+        names,
     )
-
-
-def _functions(nodes: Iterable[ast.AST]) -> Iterator[str]:
-    for node in nodes:
-        called = [node.func] if isinstance(node, ast.Call) else getattr(node, "decorator_list", ())
-        yield from filter(None, map(dotted, called))
 
 
 def _used_by_others(nodes: Iterable[ast.AST]) -> Iterator[str]:

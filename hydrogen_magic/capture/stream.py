@@ -63,8 +63,6 @@ class NamedPickles:
         self.needs = needs
         self.sizes: dict[str, int] = {}
         """Bytes that each name added."""
-        self.with_gradients: list[str] = []
-        """Names whose tensors have gradients in the notebook, which are not sent."""
         self.with_process_state: list[str] = []
         """Names whose objects Accelerate has made for the notebook's process."""
         self._file = _Limited(max_bytes)
@@ -91,8 +89,7 @@ class NamedPickles:
             self._add(name, value)
 
     def _add(self, name: str, value: Any) -> None:
-        before, n_gradients = self.nbytes, self.pickler.n_gradients
-        n_states = self.pickler.n_process_states
+        before, n_states = self.nbytes, self.pickler.n_process_states
         # The arguments of a call are copies, as always.
         is_numbered = name in self._out or (self._numbers_all and name != "")
         self.pickler.originals = self.originals if is_numbered else None
@@ -105,8 +102,6 @@ class NamedPickles:
         except Exception as error:  # pickling runs the classes' own code: it may raise anything
             raise self._error_for(name, value, error) from error
         self.sizes[name] = self.nbytes - before
-        if self.pickler.n_gradients > n_gradients:
-            self.with_gradients.append(name)
         if self.pickler.n_process_states > n_states:
             self.with_process_state.append(name)
 

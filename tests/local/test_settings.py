@@ -632,30 +632,6 @@ def test_backward_on_a_loss_of_an_earlier_cell(notebook: Notebook) -> None:
     assert notebook.capture(loop).hints == ()
 
 
-def test_gradients_of_an_earlier_cell(notebook: Notebook) -> None:
-    notebook.cell("""
-        import torch
-        x, model = torch.ones(2, requires_grad=True), torch.nn.Linear(2, 1)
-        opt = torch.optim.SGD(model.parameters(), lr=0.1)
-    """)
-    uses = {
-        "x.grad == 1": "`x`",
-        "opt.step()": "`opt`",
-        "torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)": "`model`",
-    }
-    assert [notebook.capture(cell).hints for cell in uses] == [()] * 3
-    notebook.cell("model(x).sum().backward()")
-    for cell, name in uses.items():
-        (hint,) = notebook.capture(cell).hints
-        assert f"those of {name} are None on the ranks" in hint
-    training = "opt.zero_grad(); model(x).sum().backward(); opt.step()"
-    assert notebook.capture(training, seed=1).hints == ()
-    assert notebook.capture("for step in range(2): model(x)", seed=1).hints == ()
-    by_hand = "model(x).sum().backward()\nfor p in model.parameters(): p.grad.zero_()"
-    for cell in (by_hand, "torch.autograd.grad(model(x).sum(), model.parameters())"):
-        assert notebook.capture(cell, seed=1).hints == ()
-
-
 def test_seeds(notebook: Notebook, ranks: Ranks) -> None:
     notebook.cell("import torch, numpy as np")
     assert notebook.capture(DRAW).hints == ()
