@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import builtins
 import importlib
+import io
 import operator
 import pickle
 import sys
@@ -36,7 +37,6 @@ from hydrogen_magic.serialization.library_objects import (
     copies_on_write,
     is_jax_array,
     reduce_block,
-    reduce_closed_file,
     reduce_index,
     reduce_single_manager,
     reduce_tensor,
@@ -81,6 +81,15 @@ _SPARK_REMEDIES = {
     "DataFrame": f"use hm.dataset(df), which ranks read with hm.shard(); or {_SPARK_DATA}",
     "RDD": _SPARK_DATA,
 }
+
+_FILES = (
+    io.TextIOWrapper,
+    io.BufferedReader,
+    io.BufferedWriter,
+    io.BufferedRandom,
+    io.FileIO,
+)
+"""A subclass may say how its files are pickled."""
 
 _REFUSED = (
     (
@@ -151,6 +160,7 @@ class CapturePickler(Pickler):
 
     def _add_handlers(self) -> None:
         self.handlers[type(sys.stdout)] = self._reduce_stream
+        self.handlers |= dict.fromkeys(_FILES, self._reduce_file)
         self.handlers[DatasetHandle] = self._reduce_dataset
         for module, name in _SPARK_CLASSES:
             self._handle(module, name, _refuse_spark_object)
@@ -398,10 +408,8 @@ class CapturePickler(Pickler):
     def _reduce_file(self, file: Any) -> Any:
         if file in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):
             return self._reduce_stream(file)
-        if file.closed:
-            return reduce_closed_file(file)
-        name = getattr(file, "name", None)
-        raise RefusedError(file, f"it is an open file ({name!r})", "open it inside the cell")
+        name, state = getattr(file, "name", None), "a closed" if file.closed else "an open"
+        raise RefusedError(file, f"it is {state} file ({name!r})", "open it inside the cell")
 
     def handler_of(self, kind: type) -> Callable[[Any], Any] | None:
         for (module, name), why, remedy in _REFUSED:
@@ -410,8 +418,6 @@ class CapturePickler(Pickler):
         if is_jax_array(kind):
             return self._reduce_jax_array
         handler = super().handler_of(kind)
-        if handler is reduce_closed_file and kind.__module__ == "_io":
-            return self._reduce_file  # a subclass may say how its open files are pickled
         if handler is None:
             return self._handler_of_constants(kind)
         return partial(self._reduce_block, handler) if handler in _OVER_BLOCKS else handler

@@ -7,10 +7,8 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import gc
 import importlib.util
 import io
-import os
 import pickle
 import sys
 import types
@@ -54,29 +52,6 @@ OF_CONSTANTS: dict[type, Handler] = {
 }
 """Reduces the only objects of their classes: the classes of ``sys`` have no name to be found by, and the
 constants of ``dataclasses`` are compared by identity."""
-
-
-def reduce_memoryview(view: memoryview) -> Any:
-    """Reduce a view to a view of a copy; cloudpickle would make it ``bytes``."""
-    contents = view.tobytes() if view.readonly else bytearray(view.tobytes())
-    form, shape = view.format, view.shape or ()
-    try:
-        restore_memoryview(contents, form, shape)
-    except (TypeError, ValueError):  # of ctypes, or of an array without elements
-        return bytes, (view.tobytes(),)
-    return restore_memoryview, (contents, form, shape)
-
-
-def restore_memoryview(contents: Any, form: str, shape: tuple[int, ...]) -> memoryview:
-    """Make a view of a form that ``memoryview.cast`` knows."""
-    view = memoryview(contents)
-    return view if form == "B" and len(shape) == 1 else view.cast(form, shape)  # type: ignore[call-overload]
-
-
-def reduce_mapping_proxy(proxy: types.MappingProxyType[Any, Any]) -> Any:
-    """Reduce a view of a mapping to a view of that mapping; cloudpickle would copy it."""
-    (mapping,) = gc.get_referents(proxy)
-    return types.MappingProxyType, (mapping,)
 
 
 def reduce_weak_proxy(proxy: Any) -> Any:
@@ -151,33 +126,6 @@ def _is_reduced_as(base: type, kind: type) -> bool:
         find_on_type(kind, name) is find_on_type(base, name)
         for name in ("__getstate__", "__reduce__", "__reduce_ex__")
     )
-
-
-# ── files ────────────────────────────────────────────────────────────────────────────────────────
-
-
-def reduce_closed_file(file: Any) -> Any:
-    """Reduce a file that is closed; NotImplemented for others."""
-    if not file.closed:
-        return NotImplemented
-    attributes = getattr(file, "__dict__", {})  # the mode of text files
-    return restore_closed_file, (type(file), getattr(file, "name", None)), attributes or None
-
-
-def restore_closed_file(kind: type, name: object) -> Any:
-    """Make a closed file of that name."""
-    is_raw = issubclass(kind, io.FileIO)
-    raw: Any = io.FileIO.__new__(kind if is_raw else io.FileIO)
-    io.FileIO.__init__(raw, os.devnull, "r+")
-    raw.name = name
-    if is_raw:
-        file = raw
-    elif kind is io.TextIOWrapper:
-        file = io.TextIOWrapper(io.BufferedRandom(raw), encoding="utf-8")
-    else:
-        file = kind(raw)
-    file.close()
-    return file
 
 
 # ── NumPy ────────────────────────────────────────────────────────────────────────────────────────
@@ -531,11 +479,6 @@ _HANDLERS: tuple[tuple[str, str, Handler], ...] = (
     ("argparse", "Action", _reduce_of_parser),
     ("argparse", "_ActionsContainer", _reduce_of_parser),
     ("builtins", "BaseException", _reduce_exception),
-    ("io", "TextIOWrapper", reduce_closed_file),
-    ("io", "BufferedReader", reduce_closed_file),
-    ("io", "BufferedWriter", reduce_closed_file),
-    ("io", "BufferedRandom", reduce_closed_file),
-    ("io", "FileIO", reduce_closed_file),
     ("jax", "Array", _reduce_jax_array),
     ("jaxlib._jax", "PjitFunction", _reduce_jitted),
     ("keras.src.saving.keras_saveable", "KerasSaveable", reduce_keras_object),

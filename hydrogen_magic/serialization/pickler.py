@@ -113,8 +113,6 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             **dict.fromkeys(_PICKLED_BY_NAME, self._reduce_named),
             typing.ParamSpecArgs: _reduce_part,
             typing.ParamSpecKwargs: _reduce_part,
-            memoryview: library_objects.reduce_memoryview,
-            types.MappingProxyType: library_objects.reduce_mapping_proxy,
             **dict.fromkeys(weakref.ProxyTypes, library_objects.reduce_weak_proxy),
             weakref.ref: library_objects.reduce_weak_reference,
             weakref.WeakKeyDictionary: library_objects.reduce_weak_collection,

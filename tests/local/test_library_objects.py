@@ -123,16 +123,6 @@ def test_hooks_of_tensors(notebook: Notebook, ranks: Ranks) -> None:
     assert sum(item.nbytes for item in captured.inventory) < 10_000  # the part alone
 
 
-def test_a_closed_file_is_closed(notebook: Notebook, ranks: Ranks) -> None:
-    notebook.cell("""
-        files = [open("/etc/hostname"), open("/etc/hostname", "rb"), open("/etc/hostname", "rb", 0)]
-        for file in files: file.close()
-    """)
-    rank = ranks.run(notebook.capture("[(f.closed, f.name, type(f).__name__) for f in files]"))
-    kinds = ["TextIOWrapper", "BufferedReader", "FileIO"]
-    assert rank.value == [(True, "/etc/hostname", kind) for kind in kinds]
-
-
 def test_a_finalizer_may_collect_garbage_while_what_was_pickled_is_released() -> None:
     """Such as when another thread captures, too. It would crash the process."""
     code = """

@@ -57,15 +57,6 @@ def run(notebook: Notebook, cell: str, *out: str) -> tuple[list[str], Any]:
     return warnings, results.value()
 
 
-def test_a_closed_file_comes_back_closed(notebook: Notebook) -> None:
-    notebook.cell("import os")
-    assert run(notebook, "with open(os.devnull) as file: text = file.read()\ntext", "file") == (
-        [],
-        "",
-    )
-    assert notebook.names["file"].closed and notebook.names["file"].name == "/dev/null"
-
-
 OTHER_CLASSES = """
 import collections, dataclasses, enum
 Pair = collections.namedtuple("Point", "x y")

@@ -399,12 +399,6 @@ CHANGED: dict[str, tuple[str, Any]] = {
         ("new", 2, 3, "EUR", ["k"], True, True, "d", 0.238, 4, 1, True),
     ),
     """
-    import types
-    class Config:
-        def __init__(self): self.items = {}; self.shown = types.MappingProxyType(self.items)
-    x = Config(); x.items["me"] = x.shown
-    """: ("x.items['lr'] = 1\nx.shown['lr'], x.shown['me'] is x.shown", (1, True)),
-    """
     import numpy as np
     class Length(np.ndarray):
         def __new__(cls, values, unit):
@@ -417,11 +411,6 @@ CHANGED: dict[str, tuple[str, Any]] = {
         "(x[0] * 2).unit, x[1].unit, x[1].tolist(), type(x[1]) is Length, x[2].sum(), x[2].fill_value,"
         " __import__('numpy').ma.array([1]).mask is __import__('numpy').ma.nomask",
         ("km", "m", [2, 4], True, 1, 999999, True),
-    ),
-    "x = open('/dev/null')\nx.close()": ("x.closed, x.name, x.mode", (True, "/dev/null", "r")),
-    "import io\nclass F(io.FileIO): pass\nx = F('/dev/null')\nx.close()": (
-        "x.closed, x.name, type(x).__name__",
-        (True, "/dev/null", "F"),
     ),
     """
     import polars
@@ -499,11 +488,6 @@ CHANGED: dict[str, tuple[str, Any]] = {
             self.why = why
     x = Failed(5, why="disk")
     """: ("x.errno, x.strerror, x.why, x.args", (5, "failed: disk", "disk", (5, "failed: disk"))),
-    "x = memoryview(bytearray(b'abc'))[1:]": ("x[0] = 9\nx.tolist(), x.readonly", ([9, 99], False)),
-    "import ctypes\nx = memoryview((ctypes.c_int * 2)(1, 2))": (
-        "bytes(x)[0], len(bytes(x))",
-        (1, 8),
-    ),
     """
     def scaled(by, offset=None):
         def x(n, *, times=by): return n * times if offset is None else n * times + offset
