@@ -24,7 +24,6 @@ TO_RANKS = {
     "sqlite3.Connection": "open the connection inside the cell",
     "sqlite3.Cursor": "open the connection inside the cell",
     "mmap.mmap": "map the file inside the cell",
-    "weakref.ReferenceType": "keep the object itself, or look it up inside the cell",
     "subprocess.Popen": "start the process inside the cell",
     "zipfile.ZipFile": "open the archive inside the cell",
     "frame": "do not keep frames or tracebacks",
