@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -25,14 +24,16 @@ _SAYS = (
     "py4j.security.Py4JSecurityException: Method public java.lang.Object "
     "org.apache.spark.SparkContext.{}() is not whitelisted on class class org.apache.spark.SparkContext"
 )
-LOST = {
-    "statusStore": "executors are found by Spark's UI",
-    "resourceProfileManager": "slots are counted by the cores of executors",
-    "maxNumConcurrentTasks": "slots are counted by the cores of executors",
-    "taskScheduler": "free slots are those of Spark's UI",
-    "progressBar": "Spark's progress bar is shown",
-}
-"""Method of Spark's SparkContext -> the beginning of what its refusal costs."""
+METHODS = (
+    "isStopped",
+    "maxNumConcurrentTasks",
+    "progressBar",
+    "resourceProfileManager",
+    "statusStore",
+    "statusTracker",
+    "taskScheduler",
+)
+"""Of Spark's SparkContext."""
 
 
 class Forbidding:
@@ -70,19 +71,13 @@ def test_a_gang_runs_where_all_of_them_are_refused(forbid: Callable[[str], None]
     assert ended(gang).result == [0, 1]
     with pytest.raises(PlacementError, match=r"np 8, the cluster has 4 slots \(1 core per task\)"):
         launch(ranks.gather, np=8)
-    another = ended(launch(os.getpid, np=1))
-    notes = " ".join(notice.text for notice in another.snapshot().notices)
-    assert all(lost in notes for lost in LOST.values()), notes
-    assert "(the call failed: this cluster forbids SparkContext.any (Py4J security))" in notes
 
 
 @pytest.mark.exhaustive
-@pytest.mark.parametrize("method", [*LOST, "isStopped", "statusTracker"])
+@pytest.mark.parametrize("method", METHODS)
 def test_a_gang_runs_where_one_is_refused(method: str, forbid: Callable[[str], None]) -> None:
     forbid(method)
     assert ended(launch(ranks.gather, np=2)).result == [0, 1]
-    said = [lost for _, lost in list(private_calls._refused)]
-    assert any(lost.startswith(LOST[method]) for lost in said) if method in LOST else not said
 
 
 @pytest.mark.exhaustive
@@ -93,8 +88,7 @@ def test_a_gang_waits_where_the_holders_of_slots_are_unknown(
     with busy(spark, 4, tmp_path) as let_go:
         forbid(method)
         gang = launch(ranks.gather, np=2)
-        lost = "a gang that waits for slots does not show which jobs hold them"
-        until(gang, lambda: any(each == lost for _, each in list(private_calls._refused)))
+        until(gang, lambda: gang.snapshot().queued is not None)
         assert "holds" not in gang.snapshot().waits_for
         let_go()
         assert ended(gang).result == [0, 1]

@@ -9,19 +9,16 @@ import sys
 import zipfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.application_status import running_tasks
 from hydrogen_magic.errors import GangStoppedError, PlacementError
-from hydrogen_magic.views.text_table import gang_lines
 from tests import jax_ranks, leaks, plain_ranks, ranks, spark_rig
 from tests.documented import covers
 from tests.gangs import ended, until, wait_until, wait_until_gone
@@ -188,18 +185,6 @@ def test_all_of_a_long_output_reaches_the_record() -> None:
     with gang.log_path(0).open("rb") as log:
         log.seek(12 * MB)
         assert log.read() == b"the last line\n"
-
-
-def test_a_version_that_was_not_tested_is_shown_at_the_launch(
-    spark: Any, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setitem(sessions._versions, sessions.find().application, "4.99.0")
-    gang = ended(launch(plain_ranks.rank, np=1))
-    assert gang.result == 0
-    note = "Spark 4.99.0 is newer than the newest version that was tested, 4.3"
-    before = takewhile(lambda e: not isinstance(e, ev.AttemptStarted), gang.events())
-    assert note in [event.text for event in before if isinstance(event, ev.Notice)]
-    assert any(note in line for line in gang_lines(gang.snapshot(), 1.0, 200))
 
 
 @pytest.mark.exhaustive  # it waits for the end of warm agents, and imports JAX

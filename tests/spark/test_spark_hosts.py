@@ -48,9 +48,6 @@ def test_ranks_run_where_spark_refuses_locations(
     monkeypatch.setattr(private_calls, "_context", refuse)
     session = sessions._session(classic)
     assert session.run_tasks(_one_row(), 2, None, "anywhere", hosts=("a", "b")) == [b"0", b"1"]
-    assert any(
-        "--pack and --spread have no effect" in note for note in private_calls.notes(session)
-    )
 
 
 def _empty(batches: Any) -> Iterator[Any]:

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic.core.job import JobSpec, Plan
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.remote.rank_assignment import expected, unassigned
 from hydrogen_magic.driver.placements.spark import host_choice, hosts, placement
 from hydrogen_magic.driver.placements.spark import spark_session as sessions
@@ -101,24 +101,6 @@ def test_hosts_that_are_unknown_are_reported_if_requested(monkeypatch: pytest.Mo
     monkeypatch.setattr(placement._cluster, "look", lambda spec: cluster)
     plan = placement.SparkPlacement().plan(JobSpec(np=2, pack=True))
     assert (plan.hosts_note, plan.slots[1].host) == (few.note, session.where)
-
-
-def test_a_plan_notes_a_version_of_spark_that_was_not_tested(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    cluster = session_of(), NO_GPUS
-    monkeypatch.setattr(placement._cluster, "look", lambda spec: cluster)
-    tested, newer = (
-        _planned_with(monkeypatch, version).notes for version in ("4.3.1", "4.99.0-vendor-1")
-    )
-    assert tested == ()
-    note = "Spark 4.99.0-vendor-1 is newer than the newest version that was tested, 4.3"
-    assert newer == (note,)
-
-
-def _planned_with(monkeypatch: pytest.MonkeyPatch, version: str) -> Plan:
-    monkeypatch.setitem(sessions._versions, "app", version)
-    return placement.SparkPlacement().plan(JobSpec(np=2))
 
 
 def test_a_lost_host_is_avoided_if_there_is_room_on_others(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -98,7 +98,6 @@ def session_of(
         taskScheduler=lambda: SimpleNamespace(rootPool=lambda: root), statusStore=lambda: store
     )
     of_ui = [job.of_ui(n) for n, job in listed]
-    monkeypatch.setattr(private_calls, "_refused", {})
     monkeypatch.setattr(
         private_calls, "_context", lambda session: None if jobs is None else context
     )

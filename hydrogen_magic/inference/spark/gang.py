@@ -126,9 +126,9 @@ class _TaskPlacement(Placement):
         self._prepared = prepared
 
     def plan(self, spec: JobSpec) -> Plan:
-        session, share = self._prepared.session, self._prepared.share
+        share = self._prepared.share
         gpu = "assigned by Spark" if share.for_ranks else None
-        return unassigned(spec, session.where, gpu, (*share.notes, *session.notes()))
+        return unassigned(spec, self._prepared.session.where, gpu, share.notes)
 
     def open(self, spec: JobSpec) -> AgentGroup:
         return self.agent_group

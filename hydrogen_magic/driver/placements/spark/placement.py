@@ -38,8 +38,7 @@ class SparkPlacement(Placement):
         found, capacity = _cluster.look(spec)
         gpu = "assigned by Spark" if capacity.gpus else None
         chosen = host_choice.choose(found, capacity, spec)
-        notes = (*capacity.notes, *found.notes())
-        plan = rank_assignment.unassigned(spec, found.where, gpu, notes)
+        plan = rank_assignment.unassigned(spec, found.where, gpu, capacity.notes)
         if chosen is None:
             return plan
         hosts = chosen.hosts or [slot.host for slot in plan.slots]

@@ -2,8 +2,7 @@
 
 Other distributions and versions of Spark may lack them, or forbid them: a driver with Py4J's security
 raises ``Py4JSecurityException`` for methods of the JVM that it does not know to be harmless. So no gang
-depends on them. Each returns None if it is refused, which means unknown, and :func:`notes` tells the user
-what is lost.
+depends on them. Each returns None if it is refused, which means unknown.
 
 On Spark Connect there is no JVM: only :func:`add_profile` and :func:`connection` are called there. The
 relay's requests are in :mod:`~hydrogen_magic.driver.placements.spark.relay`; their refusal is an error with
@@ -15,71 +14,31 @@ from __future__ import annotations
 import functools
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
-
-from hydrogen_magic.driver.placements.spark.job_errors import explained
+from typing import Any, ParamSpec, TypeVar
 
 P = ParamSpec("P")
 T = TypeVar("T")
-
-
-class AnySession(Protocol):
-    """What is needed of a ``Session`` of :mod:`~hydrogen_magic.driver.placements.spark.spark_session`."""
-
-    @property
-    def spark(self) -> Any: ...
-
-    @property
-    def is_connect(self) -> bool: ...
-
-    @property
-    def application(self) -> str: ...
-
 
 MOST_TASKS = 10_000
 """Of one stage; the UI's default is 20."""
 _NEVER_MS = 1 << 50
 """A time in the far future, in milliseconds since 1970."""
 
-_refused: dict[tuple[str, str], str] = {}
-"""(application, what is lost) -> Spark's error."""
+
+def _or_none(call: Callable[P, T]) -> Callable[P, T | None]:
+    """Let a call return None if Spark refuses it."""
+
+    @functools.wraps(call)
+    def guarded(*args: P.args, **kwargs: P.kwargs) -> T | None:
+        try:
+            return call(*args, **kwargs)
+        except Exception:  # Py4J's, Java's and Python's have no common base
+            return None
+
+    return guarded
 
 
-def notes(session: AnySession) -> tuple[str, ...]:
-    """Return what this session has refused so far, one sentence each, with the consequence."""
-    found = ((lost, error) for (of, lost), error in _refused.items() if of == session.application)
-    return tuple(f"{lost} (the call failed: {error})" for lost, error in found)
-
-
-def _or_none(
-    lost: str,
-) -> Callable[
-    [Callable[Concatenate[AnySession, P], T]], Callable[Concatenate[AnySession, P], T | None]
-]:
-    """Let a call return None if Spark refuses it. ``lost``: the consequence, as a sentence."""
-
-    def decorate(
-        call: Callable[Concatenate[AnySession, P], T],
-    ) -> Callable[Concatenate[AnySession, P], T | None]:
-        @functools.wraps(call)
-        def guarded(session: AnySession, /, *args: P.args, **kwargs: P.kwargs) -> T | None:
-            key = session.application, lost
-            try:
-                result = call(session, *args, **kwargs)
-            except Exception as error:  # Py4J's, Java's and Python's have no common base
-                found = explained(error)
-                if found.kind != "stopped":  # an ended session has refused nothing
-                    _refused.setdefault(key, str(found))
-                return None
-            _refused.pop(key, None)  # it has failed for a reason that is over
-            return result
-
-        return guarded
-
-    return decorate
-
-
-def _context(session: AnySession) -> Any:
+def _context(session: Any) -> Any:
     """Return the SparkContext of the JVM, a Py4J object. Classic sessions only."""
     return session.spark.sparkContext._jsc.sc()
 
@@ -92,7 +51,7 @@ def is_stopped(spark: Any) -> bool:
     return getattr(spark.sparkContext, "_jsc", spark) is None
 
 
-def is_ending(session: AnySession) -> bool:
+def is_ending(session: Any) -> bool:
     """Return whether the SparkContext of a classic session has stopped, by itself or by its driver."""
     try:
         return bool(_context(session).isStopped())
@@ -100,15 +59,18 @@ def is_ending(session: AnySession) -> bool:
         return False
 
 
-@_or_none("--outlive is refused")
-def connection(session: AnySession) -> dict[str, object]:
-    """Return what another process needs to use the same session of Spark Connect, as JSON."""
+@_or_none
+def connection(session: Any) -> dict[str, object] | None:
+    """Return what another process needs to use the same session of Spark Connect, as JSON.
+
+    Returns None if code of the notebook is part of the connection.
+    """
     from pyspark.sql.connect.client import DefaultChannelBuilder
 
     client = session.spark.client
     builder = client._builder
     if type(builder) is not DefaultChannelBuilder or builder._interceptors:
-        raise TypeError(f"a {type(builder).__name__} with code of its own")
+        return None
     params = {**builder._params, "session_id": session.spark.session_id, "user_id": client._user_id}
     return {
         "endpoint": builder.endpoint,
@@ -117,21 +79,21 @@ def connection(session: AnySession) -> dict[str, object]:
     }
 
 
-@_or_none("Python workers of %%infer lack the settings of the memory allocator")
-def worker_environment(session: AnySession) -> dict[str, str]:
+@_or_none
+def worker_environment(session: Any) -> dict[str, str]:
     """Return the variables of the Python workers of functions that are created next."""
     return dict(session.spark.sparkContext.environment)
 
 
-@_or_none("jobs are not in the scheduler's pool and the job group of their cell")
-def local_properties(session: AnySession) -> dict[str, str]:
+@_or_none
+def local_properties(session: Any) -> dict[str, str]:
     """Return the properties of this thread's jobs."""
     found = _context(session).getLocalProperties()
     return {str(name): str(value) for name, value in found.items()} if len(found) else {}
 
 
-@_or_none("Spark's progress bar is shown beside the live view")
-def hide_progress_bar(session: AnySession) -> None:
+@_or_none
+def hide_progress_bar(session: Any) -> None:
     """Hide Spark's progress bar on the console until a job has ended well: a gang has its own view.
 
     In a notebook Spark shows it by default (``spark.ui.showConsoleProgress``): the JVM writes
@@ -149,14 +111,14 @@ def hide_progress_bar(session: AnySession) -> None:
 # ── executors and slots ──────────────────────────────────────────────────────────────────────────
 
 
-@_or_none("executors are found by Spark's UI, if it is on and reachable")
-def executors(session: AnySession) -> str:
+@_or_none
+def executors(session: Any) -> str:
     """Return the JSON of the REST interface: one call for any number of executors."""
     return _as_json(session, _context(session).statusStore().executorList(False))
 
 
-@_or_none("slots are counted by the cores of executors, not by Spark's scheduler")
-def most_tasks_at_once(session: AnySession, profile: Any) -> int:
+@_or_none
+def most_tasks_at_once(session: Any, profile: Any) -> int:
     """Return the number that Spark compares with the number of tasks of a barrier stage."""
     context = _context(session)
     manager = context.resourceProfileManager()
@@ -164,8 +126,8 @@ def most_tasks_at_once(session: AnySession, profile: Any) -> int:
     return int(context.maxNumConcurrentTasks(java))
 
 
-@_or_none("free slots are those of Spark's UI, which lags by up to ten seconds")
-def running_tasks(session: AnySession) -> dict[str, int]:
+@_or_none
+def running_tasks(session: Any) -> dict[str, int]:
     """Return how many tasks of all jobs hold slots, by executor."""
     counts = _context(session).taskScheduler().runningTasksByExecutors().iterator()
     found: dict[str, int] = {}
@@ -175,8 +137,8 @@ def running_tasks(session: AnySession) -> dict[str, int]:
     return found
 
 
-@_or_none("a gang whose tasks start slowly is shown as queued")
-def running_tasks_of(session: AnySession, tag: str) -> int:
+@_or_none
+def running_tasks_of(session: Any, tag: str) -> int:
     """Return how many tasks of the jobs under a tag hold slots.
 
     By Spark's scheduler: its status tracker lags behind until the next event.
@@ -185,8 +147,8 @@ def running_tasks_of(session: AnySession, tag: str) -> int:
     return sum(int(each.runningTasks()) for each in sets if tag in _tags_of(each))
 
 
-@_or_none("a gang that waits for slots does not show which jobs hold them")
-def other_jobs(session: AnySession, *tags: str) -> dict[str, int]:
+@_or_none
+def other_jobs(session: Any, *tags: str) -> dict[str, int]:
     """Return how many tasks hold slots, by the name of their job, without the jobs under these tags."""
     context = _context(session)
     store, found = context.statusStore(), Counter[str]()
@@ -197,8 +159,8 @@ def other_jobs(session: AnySession, *tags: str) -> dict[str, int]:
     return found
 
 
-@_or_none("a gang whose Python workers do not start is not told where they are")
-def tasks_of(session: AnySession, tag: str) -> str:
+@_or_none
+def tasks_of(session: Any, tag: str) -> str:
     """Return the JSON of the REST interface for the tasks of the jobs under a tag."""
     context = _context(session)
     (stage,) = _stages(context.statusTracker(), tag)
@@ -211,7 +173,7 @@ def _stages(tracker: Any, tag: str) -> set[int]:
     return {stage for job in jobs if job.isDefined() for stage in job.get().stageIds()}
 
 
-def _as_json(session: AnySession, rows: Any) -> str:
+def _as_json(session: Any, rows: Any) -> str:
     """Return what the REST interface answers for ``rows``, by its own writer."""
     api = session.spark.sparkContext._jvm.org.apache.spark.status.api.v1
     return str(api.JacksonMessageWriter().mapper().writeValueAsString(rows))
@@ -237,8 +199,8 @@ def _tags_of(task_set: Any) -> list[str]:
     return tags.split(",") if tags else []
 
 
-@_or_none("%%infer does not count Spark's tasks")
-def stages_of(session: AnySession, tag: str) -> dict[int, tuple[int, int]]:
+@_or_none
+def stages_of(session: Any, tag: str) -> dict[int, tuple[int, int]]:
     """Return the number of completed and of all tasks of each stage that has begun, by its number."""
     tracker = _context(session).statusTracker()
     found = {}
@@ -249,8 +211,8 @@ def stages_of(session: AnySession, tag: str) -> dict[int, tuple[int, int]]:
     return found
 
 
-@_or_none("hm.dataset() shows Spark's tasks without their rows")
-def rows_written(session: AnySession, tag: str) -> int:
+@_or_none
+def rows_written(session: Any, tag: str) -> int:
     """Return how many rows the jobs under a tag have written to files, as their tasks have reported."""
     context = _context(session)
     tracker, store = context.statusTracker(), context.statusStore()
@@ -259,8 +221,8 @@ def rows_written(session: AnySession, tag: str) -> int:
     return sum(int(store.lastStageAttempt(stage).outputRecords()) for stage in begun)
 
 
-@_or_none("Spark chooses the hosts of ranks: --pack and --spread have no effect")
-def rows_at(session: AnySession, hosts: Sequence[str]) -> Any:
+@_or_none
+def rows_at(session: Any, hosts: Sequence[str]) -> Any:
     """Return a DataFrame with one partition for each of ``hosts``, its preferred location.
 
     Only the JVM's ``SparkContext.makeRDD`` takes locations; the rows are of no use.
@@ -280,12 +242,12 @@ def rows_at(session: AnySession, hosts: Sequence[str]) -> Any:
 # ── resource profiles ────────────────────────────────────────────────────────────────────────────
 
 
-def add_profile(session: AnySession, requests: dict[str, Any]) -> Any:
+def add_profile(session: Any, requests: dict[str, Any]) -> Any:
     """Return a TaskResourceProfile that Spark has accepted. Raises Spark's error."""
     return (_made_by_server if session.is_connect else _made_here)(session, requests)
 
 
-def _made_here(session: AnySession, requests: dict[str, Any]) -> Any:
+def _made_here(session: Any, requests: dict[str, Any]) -> Any:
     from pyspark.resource import ResourceProfileBuilder, TaskResourceRequests
 
     jvm = session.spark.sparkContext._jvm
@@ -295,7 +257,7 @@ def _made_here(session: AnySession, requests: dict[str, Any]) -> Any:
     return profile
 
 
-def _made_by_server(session: AnySession, requests: dict[str, Any]) -> Any:
+def _made_by_server(session: Any, requests: dict[str, Any]) -> Any:
     """Make the server create one now: pyspark does so on use, in its thread's active session."""
     from pyspark.sql.connect.resource.profile import ResourceProfile
 

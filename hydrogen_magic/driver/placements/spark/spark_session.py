@@ -44,8 +44,6 @@ _TAGS = "spark.job.tags"
 """Local properties of a thread."""
 _OLDEST = (4, 0)
 """The first version with resource profiles for a barrier stage of ``mapInArrow``."""
-_NEWEST = (4, 3)
-"""The newest version that the tests have run with."""
 
 _versions: dict[str, str] = {}
 """Application -> its version of Spark, which is a request on Connect."""
@@ -184,17 +182,6 @@ class Session:
         if self.is_connect:
             return replace(self, tags=frozenset(self.spark.getTags()))
         return replace(self, properties=private_calls.local_properties(self) or {})
-
-    def notes(self) -> tuple[str, ...]:
-        """Return notes for every plan: a version of Spark newer than any that was tested, and what it or
-        its distribution has refused so far.
-        """
-        version, refused = _version(self), private_calls.notes(self)
-        if _numbers(version) <= _NEWEST:
-            return refused
-        newest = ".".join(map(str, _NEWEST))
-        untested = f"Spark {version} is newer than the newest version that was tested, {newest}"
-        return (untested, *refused)
 
     def is_at_least(self, version: tuple[int, int]) -> bool:
         """Return whether both Spark and pyspark, which may differ on Connect, have this version."""
