@@ -108,24 +108,6 @@ def test_tasks_return_their_bytes_on_any_thread(session: Session) -> None:
     assert sorted(running.ended()) == [b"0", b"1"]
 
 
-def test_what_gangs_share_reaches_tasks(session: Session) -> None:
-    """It is sent once, where Spark has broadcast variables."""
-    content = (b"package", "name")
-    sent = session.sent_once(content)
-    if not session.is_connect:
-        variables = [cell.cell_contents for each in (sent, session.sent_once((*content,)))
-                     for cell in each.__closure__]  # fmt: skip
-        assert variables[0] is variables[1]
-
-    def task(batches: Any) -> Iterator[Any]:
-        import pyarrow
-
-        for _ in batches:
-            yield pyarrow.RecordBatch.from_pydict({"o": [sent()[0]]})
-
-    assert session.run_tasks(task, 2, None, "shared") == [b"package"] * 2
-
-
 def test_a_threads_own_tags_and_description_stay(session: Session) -> None:
     spark = session.spark
     marks = spark if session.is_connect else spark.sparkContext

@@ -35,7 +35,7 @@ def submit(
 
     def run() -> SparkJobError | None:
         try:
-            task = _task(instructions, session.sent_once(_code()))
+            task = _task(instructions, *_code())
             session.run_tasks(task, n_tasks, profile, tag, description, hosts)
         except SparkJobError as error:
             return error
@@ -48,17 +48,18 @@ def submit(
     return in_daemon_thread(run, f"hydrogen_magic Spark job of gang {tag}")
 
 
-def _task(instructions: Mapping[str, Any], code: Any) -> Callable[[Iterator[Any]], Iterator[Any]]:
+def _task(
+    instructions: Mapping[str, Any], package: bytes, *modules: tuple[str, bytes]
+) -> Callable[[Iterator[Any]], Iterator[Any]]:
     """Return a function that Spark pickles by value, since executors do not have this package.
 
-    ``code``: returns what :func:`_code` does, in a task.
+    For the others, see :func:`_code`.
     """
 
     def hydrogen_magic_task(batches: Iterator[Any]) -> Iterator[Any]:
         import marshal
         import types
 
-        package, *modules = code()
         host_task, barrier_task = (types.ModuleType(name) for name, _ in modules)
         for module, (_, bytecode) in zip((host_task, barrier_task), modules, strict=True):
             exec(marshal.loads(bytecode), vars(module))
@@ -68,7 +69,7 @@ def _task(instructions: Mapping[str, Any], code: Any) -> Callable[[Iterator[Any]
 
 
 def _code() -> tuple[Any, ...]:
-    """Return the package, and the names and bytecode of the modules that a task runs."""
+    """Return the package, and name and bytecode of each module that a task runs."""
     names = ("hydrogen_magic.node.agent.host_task", "hydrogen_magic.node.spark.barrier_task")
     return packaging.code(), *((name, packaging.bytecode(name)) for name in names)
 

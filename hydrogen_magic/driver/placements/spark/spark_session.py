@@ -47,8 +47,6 @@ _OLDEST = (4, 0)
 
 _versions: dict[str, str] = {}
 """Application -> its version of Spark, which is a request on Connect."""
-_sent: dict[str, tuple[object, Any]] = {}
-"""Application -> content and broadcast variable of :meth:`Session.sent_once`."""
 _running: dict[tuple[str, str], threading.Event] = {}
 """(application, tag) -> set when that call of :meth:`Session.run`, which may be still to come, has ended."""
 _insisting: dict[tuple[str, str], threading.Thread] = {}
@@ -129,24 +127,6 @@ class Session:
                 _insisting.pop(key, None)
 
         return forget
-
-    def sent_once(self, content: T) -> Callable[[], T]:
-        """Return a function for the closure of a task, which returns ``content``.
-
-        It is a broadcast variable, which executors get once; on Spark Connect, which has none, it is part of
-        the closure. Raises :class:`SparkJobError`.
-        """
-        if self.is_connect:
-            return lambda: content
-        sent, variable = _sent.get(self.application, (None, None))
-        if sent != content:  # the same objects are not compared
-            try:
-                variable = self.spark.sparkContext.broadcast(content)
-            except Exception as error:
-                raise self.explain(error) from error
-            _sent.clear()  # those of sessions that have ended
-            _sent[self.application] = content, variable
-        return lambda: variable.value
 
     def explain(self, error: Exception) -> SparkJobError:
         """Return the error for one of Spark. A job that ends because its session does may raise anything."""
