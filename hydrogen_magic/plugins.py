@@ -45,7 +45,6 @@ from hydrogen_magic.driver.placements import (
     Job,
     Placement,
     Planner,
-    SessionAgentGroup,
 )
 from hydrogen_magic.driver.rendezvous import (
     Diagnosis,
@@ -78,7 +77,6 @@ __all__ = [
     "RendezvousInfo",
     "RunInfo",
     "ServiceSpec",
-    "SessionAgentGroup",
     "Slot",
     "TRACKERS",
     "TrackedRun",

@@ -56,7 +56,6 @@ from hydrogen_magic.driver.placements import (
     InKernelPlacement,
     Job,
     Placement,
-    SessionAgentGroup,
     WorkFeed,
     devices,
 )
@@ -386,7 +385,9 @@ def _session_of(
         why = "has ended since the cell was captured: run the cell again"
         raise PlacementError(f"session {spec.session!r} {why}")
     _end_kept_ranks(placement)
-    agents = placement.open_session(spec)
+    agents = placement.open(spec)
+    if not agents.has_sessions:
+        raise PlacementError(f"`--on {spec.placement}` does not support --session")
     session = sessions.RankSession(spec, planned, agents, hub().loop, captured)
     return session, (*planned.notes, *sessions.register(session))
 
@@ -408,7 +409,7 @@ def _kept_ranks(
         kept = sessions.live(sessions.UNNAMED)
     if kept is None:
         agents = placement.open(spec)
-        if not isinstance(agents, SessionAgentGroup):
+        if not agents.has_sessions:
             return None
         kept = sessions.RankSession(spec, planned, agents, hub().loop, captured)
         sessions.register(kept)

@@ -24,7 +24,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.units import counted, first_of
-from hydrogen_magic.driver.placements import SessionAgentGroup
+from hydrogen_magic.driver.placements import AgentGroup
 from hydrogen_magic.driver.state.formatting import duration, ranks_text
 from hydrogen_magic.errors import CaptureError, HydrogenError, OptionValueError
 from hydrogen_magic.serialization.identity import Originals
@@ -71,7 +71,7 @@ class RankSession:
         self,
         spec: JobSpec,
         plan: Plan,
-        agents: SessionAgentGroup,
+        agents: AgentGroup,
         loop: asyncio.AbstractEventLoop,
         captured: Captured,
     ) -> None:

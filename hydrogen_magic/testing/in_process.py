@@ -17,7 +17,7 @@ from functools import partial
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
-from hydrogen_magic.driver.placements import Attempt, EventSink, Placement
+from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink, Placement
 from hydrogen_magic.driver.placements.inline import InlinePlacement
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.serialization.payload import Payload
@@ -39,8 +39,8 @@ class InProcessPlacement(Placement):
         return _ThreadGroup()
 
 
-class _ThreadGroup:
-    """See :class:`hydrogen_magic.driver.placements.AgentGroup`."""
+class _ThreadGroup(AgentGroup):
+    """The thread of the rank."""
 
     def __init__(self) -> None:
         self._thread_id: int | None = None

@@ -21,7 +21,7 @@ TIMED_OUT = ev.ErrorReport(
 """Of Gloo: another rank may be the culprit, and is looked for."""
 
 
-class ScriptedAgentGroup:
+class ScriptedAgentGroup(AgentGroup):
     """Rank 0 waits in vain for rank 1. Its process exits while the stacks of both are written."""
 
     def __init__(self) -> None:
@@ -42,7 +42,8 @@ class ScriptedAgentGroup:
     def stop(self) -> None:
         self._is_stopped.set()
 
-    kill = stop
+    def kill(self) -> None:
+        self.stop()
 
     def send(self, command: msg.AgentCommand) -> None:
         if isinstance(command, msg.ReportStacks):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 
 import pytest
 
@@ -100,8 +100,10 @@ def test_views_say_how_much_of_the_closure_has_arrived() -> None:
 # ── the time that ranks have to start ────────────────────────────────────────────────────────────
 
 
-class WaitingAgentGroup:
+class WaitingAgentGroup(AgentGroup):
     """Waits for room until :attr:`has_room`; its ranks never start."""
+
+    has_sessions = True
 
     def __init__(self) -> None:
         self.has_room = threading.Event()
@@ -110,8 +112,6 @@ class WaitingAgentGroup:
         self.data_s = 0.0
         """Time that data takes to reach the hosts before the closure does."""
         self._over = asyncio.Event()
-        self.is_retained = False
-        self.on_lost: Callable[[str], None] = print
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         zero_s = attempt.job.clock_zero_s
@@ -131,10 +131,8 @@ class WaitingAgentGroup:
         self.has_room.set()
         self._over.set()
 
-    kill = stop
-
-    async def end_session(self) -> None:
-        pass
+    def kill(self) -> None:
+        self.stop()
 
     def send(self, command: AgentCommand) -> None:
         raise AssertionError("there is no rank yet")

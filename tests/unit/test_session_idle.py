@@ -68,7 +68,8 @@ def test_ranks_that_infer_keeps_are_ended_for_another_placement(
 
     kept.end = end
     monkeypatch.setattr(sessions, "_sessions", {sessions.UNNAMED: kept})
-    monkeypatch.setattr(LocalPlacement, "open", lambda placement, spec: "new agents")
+    new_agents = SimpleNamespace(has_sessions=False)
+    monkeypatch.setattr(LocalPlacement, "open", lambda placement, spec: new_agents)
     feed: Any = SimpleNamespace(key="cell")
     assert launcher._kept_ranks(LocalPlacement(), JobSpec(), Plan(()), UNUSED, feed) is None
     assert ends == ["another gang has begun"]

@@ -16,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol
 
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import run_log
@@ -24,7 +24,7 @@ from hydrogen_magic.core.events import Event
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.placements.surroundings import Surroundings
 from hydrogen_magic.driver.rendezvous import Rendezvous
-from hydrogen_magic.errors import HydrogenError, PlacementError
+from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.serialization.payload import Payload, to_memfd
 
 
@@ -208,21 +208,36 @@ class EventSink:
     """Receives a rank's answer to ``profile``: rank, number, and the file's bytes."""
 
 
-class AgentGroup(Protocol):
+class AgentGroup(ABC):
     """The kernel's handle on the agents of one gang. Its methods are called on the hub's loop."""
 
+    has_sessions = False
+    """Ranks can stay for the next cell of a session, for which :meth:`launch` is called again. Such a group
+    defines :attr:`on_lost`, :attr:`is_retained` and :meth:`end_session`, too."""
+    on_lost: Callable[[str], None]
+    """Called with the reason when waiting ranks have ended."""
+
+    @property
+    def is_retained(self) -> bool:
+        """Whether the ranks wait for the next cell: :meth:`release` keeps them."""
+        return False
+
+    @abstractmethod
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
         """Start the ranks and return when nothing of this attempt is left, however it ended.
 
         Raises AgentLostError when another attempt may succeed, else HydrogenError.
         """
 
+    @abstractmethod
     def stop(self) -> None:
         """Ask the ranks to end, then force them."""
 
+    @abstractmethod
     def kill(self) -> None:
         """End the ranks at once."""
 
+    @abstractmethod
     def send(self, command: msg.AgentCommand) -> None:
         """Pass on a command to the running ranks, or ignore it if they cannot carry it out.
 
@@ -231,23 +246,13 @@ class AgentGroup(Protocol):
         :attr:`Attempt.is_recording`; ``ProfileSteps``; ``AnswerInput``.
         """
 
+    @abstractmethod
     async def release(self) -> None:
         """Release the agents; warm ones may be kept for the next gang."""
 
-
-@runtime_checkable
-class SessionAgentGroup(AgentGroup, Protocol):
-    """An agent group whose ranks can stay: its ``launch`` is called again for the session's next cell."""
-
-    on_lost: Callable[[str], None]
-    """Called with the reason when waiting ranks have ended."""
-
-    @property
-    def is_retained(self) -> bool:
-        """Whether the ranks wait for the next cell: :meth:`release` keeps them."""
-
     async def end_session(self) -> None:
         """End the waiting ranks, and release the agents."""
+        await self.release()
 
 
 class Planner(ABC):
@@ -295,13 +300,6 @@ class Placement(Planner):
     @abstractmethod
     def open(self, spec: JobSpec) -> AgentGroup:
         """Return an agent group for one gang."""
-
-    def open_session(self, spec: JobSpec) -> SessionAgentGroup:
-        """Return an agent group whose ranks can stay. Raises PlacementError if that is impossible."""
-        group = self.open(spec)
-        if not isinstance(group, SessionAgentGroup):
-            raise PlacementError(f"`--on {spec.placement}` does not support --session")
-        return group
 
 
 class InKernelPlacement(Planner):

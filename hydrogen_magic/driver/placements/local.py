@@ -16,6 +16,7 @@ from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.driver.placements import (
+    AgentGroup,
     AgentLostError,
     Attempt,
     EventSink,
@@ -123,14 +124,16 @@ _Needs = tuple[Surroundings, Mapping[str, str], Sequence[str]]
 """What an agent is started with: the last two are its forkserver's environment and imports."""
 
 
-class LocalAgentGroup:
-    """See :class:`hydrogen_magic.driver.placements.SessionAgentGroup`."""
+class LocalAgentGroup(AgentGroup):
+    """The agent of this machine that runs the ranks."""
+
+    has_sessions = True
+    is_retained = False
 
     def __init__(self, n_at_once: int = 1) -> None:
         """``n_at_once``: of :class:`~hydrogen_magic.core.job.JobSpec`."""
         self._n_at_once = n_at_once
-        self.is_retained = False
-        self.on_lost: Callable[[str], None] = lambda why: None
+        self.on_lost = lambda why: None
         self._agent: LocalAgent | None = None
         self._rendezvous = launch_request.SessionAddress()
         self._key = ""

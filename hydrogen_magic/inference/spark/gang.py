@@ -148,8 +148,8 @@ def _capacity(prepared: PreparedRun) -> ClusterCapacity:
     return ClusterCapacity(None, prepared.share.for_ranks, prepared.share.profile)
 
 
-class TaskAgentGroup:
-    """The Python workers of one run; see :class:`hydrogen_magic.driver.placements.AgentGroup`."""
+class TaskAgentGroup(AgentGroup):
+    """The Python workers of one run."""
 
     def __init__(
         self,

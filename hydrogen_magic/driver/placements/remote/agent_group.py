@@ -5,14 +5,16 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.driver.placements import Attempt, EventSink
+from hydrogen_magic.driver.placements import AgentGroup, Attempt, EventSink
 from hydrogen_magic.driver.placements.remote.attempt import RemoteAttempt
 from hydrogen_magic.driver.placements.remote.provider import HostProvider
 from hydrogen_magic.errors import PlacementError
 
 
-class RemoteAgentGroup:
-    """See :class:`hydrogen_magic.plugins.SessionAgentGroup`."""
+class RemoteAgentGroup(AgentGroup):
+    """The agents on the hosts of a provider."""
+
+    has_sessions = True
 
     def __init__(self, hosts: Callable[[], HostProvider]) -> None:
         """``hosts``: returns the provider of an attempt's hosts, such as its class.
@@ -23,7 +25,7 @@ class RemoteAgentGroup:
             raise PlacementError(
                 f"the provider of hosts {hosts!r} does not define {' and '.join(missing)}: update its plug-in"
             )
-        self.on_lost: Callable[[str], None] = lambda why: None
+        self.on_lost = lambda why: None
         self._hosts = hosts
         self._attempt: RemoteAttempt | None = None
         """The last one; the first cell's keeps the hosts and ranks of a session for the later ones."""
@@ -32,7 +34,6 @@ class RemoteAgentGroup:
 
     @property
     def is_retained(self) -> bool:
-        """Whether ranks wait for the next cell of a session."""
         return self._attempt is not None and self._attempt.is_retained
 
     async def launch(self, attempt: Attempt, sink: EventSink) -> None:
