@@ -277,7 +277,6 @@ _OF_RESULTS = (
     "decimal",
     "jax",
     "keras",
-    "locale",
     "pandas",
     "sklearn",
     "torch",
@@ -290,7 +289,6 @@ _NOT_OF_RESULTS = (
     "sklearn: display",
     "sklearn: print_changed_only",
     "torch: anomaly",
-    "torch: number of threads",
     "torch: print options",
 )
 

@@ -173,6 +173,12 @@ def test_what_ranks_add_to_an_accumulator_of_spark_is_said_to_stay_there() -> No
     assert "accumulator of Spark stays on each rank: return it" in notices_of(gang)
 
 
+def test_loggers_of_loguru_are_those_of_the_rank(notebook: Notebook, ranks: Ranks) -> None:
+    notebook.cell("from loguru import logger\nlog = logger.bind(job=1)")
+    captured = notebook.capture("log._core is logger._core, log._options[-1]")
+    assert ranks.run(captured).value == (True, {"job": 1})
+
+
 def test_models_of_sqlalchemy(notebook: Notebook, ranks: Ranks) -> None:
     pytest.importorskip("sqlalchemy")
     notebook.cell("""

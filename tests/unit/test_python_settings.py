@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
+import decimal
 import gc
 import socket
-import sys
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -14,37 +14,27 @@ import pytest
 from hydrogen_magic.node.worker import settings
 from hydrogen_magic.serialization.closure import Setting
 
-DEFAULTS = (None, 0.005)
-
-
-@pytest.fixture(autouse=True)
-def defaults() -> Iterator[None]:
-    interval = sys.getswitchinterval()
-    sys.setswitchinterval(DEFAULTS[1])
-    yield
-    _set(None, interval)
-
-
-def _set(timeout_s: float | None, interval_s: float) -> None:
-    socket.setdefaulttimeout(timeout_s)
-    sys.setswitchinterval(interval_s)
-
-
-def _now() -> tuple[float | None, float]:
-    return socket.getdefaulttimeout(), sys.getswitchinterval()
-
 
 def test_they_are_read_applied_and_undone() -> None:
-    _set(3.0, 0.01)
-    found = [
-        each
-        for each in settings.read()
-        if isinstance(each, Setting) and each.provider in ("socket", "sys")
-    ]
-    _set(*DEFAULTS)
+    socket.setdefaulttimeout(3.0)
+    try:
+        found = [
+            each
+            for each in settings.read()
+            if isinstance(each, Setting) and each.provider == "socket"
+        ]
+    finally:
+        socket.setdefaulttimeout(None)
     with settings.apply(found, pytest.fail):
-        assert _now() == (3.0, pytest.approx(0.01))
-    assert _now() == (None, pytest.approx(0.005))
+        assert socket.getdefaulttimeout() == 3.0
+    assert socket.getdefaulttimeout() is None
+
+
+def test_a_value_that_a_library_refuses_is_named() -> None:
+    refused = list[str]()
+    with settings.apply([Setting("decimal", "decimal", "precision", -1)], refused.append):
+        assert decimal.getcontext().prec == 28
+    assert "decimal setting precision is not applied: ValueError: " in refused[0]
 
 
 def _filters(messages: Sequence[str]) -> list[Setting]:

@@ -1,4 +1,4 @@
-"""Settings of numpy, pandas, scikit-learn, matplotlib, Keras, JAX, Datasets and XGBoost."""
+"""Settings of numpy, pandas, scikit-learn, matplotlib, Keras and JAX."""
 
 from __future__ import annotations
 
@@ -41,8 +41,6 @@ def _read_numpy(numpy: Any) -> Iterator[Setting | Stays]:
         for name, default in defaults.items():
             if found.get(name, default) != default:
                 yield Setting("numpy", "numpy", f"{function}({name})", found[name])
-    if numpy.geterrcall() is not None:
-        yield Stays("the handler of numpy.seterrcall")
 
 
 def _apply_numpy(numpy: Any, key: str, value: Any) -> Undo:
@@ -141,22 +139,6 @@ _JAX = {
 }
 
 
-_DATASETS = {
-    "caching": Value(
-        lambda datasets: datasets.is_caching_enabled(),
-        lambda datasets, on: (datasets.enable_caching if on else datasets.disable_caching)(),
-        True,
-    ),
-}
-_XGBOOST = {
-    "verbosity": Value(
-        lambda xgboost: xgboost.get_config()["verbosity"],
-        lambda xgboost, value: xgboost.set_config(verbosity=value),
-        1,
-    ),
-}
-
-
 PROVIDERS = {
     "numpy": Provider(_read_numpy, _apply_numpy),
     "pandas": Provider(_read_pandas, _apply_pandas),
@@ -164,6 +146,4 @@ PROVIDERS = {
     "matplotlib": Provider(_read_matplotlib, _apply_matplotlib),
     "keras": table("keras", _KERAS),
     "jax": table("jax", _JAX),
-    "datasets": table("datasets", _DATASETS),
-    "xgboost": table("xgboost", _XGBOOST),
 }

@@ -6,7 +6,7 @@ import logging
 import re
 import sys
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from typing import Any, TypeGuard
 
@@ -30,26 +30,10 @@ def _read_logging(module: Any) -> Iterator[Setting | Stays]:
         yield Setting("logging", "logging", "disable", root.manager.disable)
     if getattr(logging, "_warnings_showwarning", None) is not None:
         yield Setting("logging", "logging", "captureWarnings", True)
-    if _level_names() != _PYTHONS_LEVELS:
-        yield Setting("logging", "logging", "level names", _level_names())
     for name, logger in [("root", root), *root.manager.loggerDict.items()]:
         # Of hundreds of loggers nearly all are as they were made, so that is looked at first.
         if _is_configured(logger) and not _OWN_LOGGERS.match(name):
             yield from _read_logger(name, logger)
-
-
-def _level_names() -> dict[int, str]:
-    return {level: logging.getLevelName(level) for level in sorted(logging._levelToName)}
-
-
-_PYTHONS_LEVELS = {0: "NOTSET", 10: "DEBUG", 20: "INFO", 30: "WARNING", 40: "ERROR", 50: "CRITICAL"}
-
-
-def _name_levels(names: Mapping[int, str]) -> None:
-    for level in _level_names().keys() - names.keys():
-        logging._nameToLevel.pop(logging._levelToName.pop(level), None)
-    for level, name in names.items():
-        logging.addLevelName(level, name)
 
 
 def _filters(owner: logging.Filterer) -> list[Any]:
@@ -132,10 +116,6 @@ def _apply_logging(module: Any, key: str, value: Any) -> Undo:
         before = logging.getLogger().manager.disable if key == "disable" else False
         getattr(logging, key)(value)
         return partial(getattr(logging, key), before)
-    if key == "level names":
-        names = _level_names()
-        _name_levels(value)
-        return partial(_name_levels, names)
     logger = logging.getLogger(None if key == "root" else key)
     level, propagate, disabled, handlers, filters = value
     added: list[logging.Handler] = []

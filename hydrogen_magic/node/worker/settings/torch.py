@@ -2,45 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import re
-from collections.abc import Iterator
-from functools import cache
 from operator import attrgetter
-from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.core import processes
 from hydrogen_magic.core.rank_gpu import gpu_of_rank
-from hydrogen_magic.node.worker.settings.provider import (
-    Provider,
-    Stays,
-    Undo,
-    Value,
-    attribute,
-    functions,
-    table,
-)
-
-
-def _default_threads() -> set[int]:
-    """Return the numbers of threads that torch may choose by itself on this machine."""
-    given = {os.environ.get(name, "") for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")}
-    # The mathematical libraries start one thread for each core.
-    cores = (os.cpu_count() or 1, processes.usable_cores())
-    counts = {count // per for count in cores for per in (1, _threads_per_core())}
-    return counts | {int(text) for text in given if text.isdecimal()}
-
-
-@cache
-def _threads_per_core() -> int:
-    siblings = Path("/sys/devices/system/cpu/cpu0/topology/thread_siblings_list")
-    return len(re.split("[,-]", siblings.read_text())) if siblings.exists() else 1
-
-
-def _threads(torch: Any) -> int | None:
-    count = int(torch.get_num_threads())
-    return None if count in _default_threads() else count
+from hydrogen_magic.node.worker.settings.provider import Value, attribute, functions, table
 
 
 def _set_device(torch: Any, kind: str | None) -> None:
@@ -77,9 +43,6 @@ _TORCH = {
         "multiprocessing.set_sharing_strategy",
         "file_descriptor",
     ),
-    "number of threads": Value(
-        _threads, lambda torch, value: value and torch.set_num_threads(value), None
-    ),
     "cudnn.deterministic": attribute(_cudnn, "deterministic", False),
     "cudnn.benchmark": attribute(_cudnn, "benchmark", False),
     "cudnn.enabled": attribute(_cudnn, "enabled", True),
@@ -91,19 +54,4 @@ _TORCH = {
 }
 
 
-def _read_hooks(module: Any) -> Iterator[Stays]:
-    kept = (
-        name for name in vars(module) if name.startswith("_global_") and name.endswith("_hooks")
-    )
-    if any(vars(module)[name] for name in kept):  # private
-        yield Stays("hooks of all modules of torch (register_module_forward_hook and others)")
-
-
-def _apply_nothing(module: Any, key: str, value: Any) -> Undo:
-    return lambda: None
-
-
-PROVIDERS = {
-    "torch": table("torch", _TORCH),
-    "torch.nn.modules.module": Provider(_read_hooks, _apply_nothing),
-}
+PROVIDERS = {"torch": table("torch", _TORCH)}
