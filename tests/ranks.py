@@ -452,27 +452,22 @@ def one_collective_more(others_go_on_s: float) -> None:
         all_reduce()
 
 
-class NeverSaysError(Exception):
-    """Its message never comes."""
+class SlowToSayError(Exception):
+    """Its message takes a while."""
 
     def __str__(self) -> str:
-        while True:
-            time.sleep(0.1)
-
-
-def fail_without_message() -> None:
-    print("about to fail", flush=True)
-    raise NeverSaysError
+        time.sleep(2)
+        return "said at last"
 
 
 def fail_together(begun: str, end: str) -> None:
-    """Both ranks raise, and the message of rank 0 keeps it busy while the gang is ended.
+    """Both ranks raise, and the gang is ended while the message of rank 0 is computed.
 
     Rank 0 raises first; it creates the file ``begun``.
     """
     if os.environ["RANK"] == "0":
         Path(begun).touch()
-        raise NeverSaysError
+        raise SlowToSayError
     while not Path(begun).exists():
         time.sleep(0.01)
     raise ValueError(f"bad batch {'x' * 1_000_000} {end}")

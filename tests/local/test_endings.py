@@ -59,8 +59,6 @@ pytestmark = pytest.mark.usefixtures("warm_agents")
 
 LATE_S = 10
 """A start timeout that ranks keep on a machine that is busy with other tests."""
-REPORTED_WITHIN_S = 5.0
-"""An exception whose message never comes is reported within this time, and a second for a busy machine."""
 
 
 # ── a rank fails ─────────────────────────────────────────────────────────────────────────────────
@@ -151,7 +149,7 @@ def test_a_closure_that_ends_who_loads_it(how: str) -> None:
 
 
 def test_ranks_that_fail_together_print_nothing_of_ours(tmp_path: Path) -> None:
-    """Rank 0 is interrupted while it waits for a message that never comes; rank 1 has a huge one."""
+    """Rank 0 is interrupted while its message is computed; rank 1 has a huge one."""
     gang = hm.launch(ranks.fail_together, str(tmp_path / "begun"), "the end", np=2)
     error = failure_of(gang)
     assert error.rank == 1
@@ -159,30 +157,8 @@ def test_ranks_that_fail_together_print_nothing_of_ours(tmp_path: Path) -> None:
     assert len(error.report) < 20_000
     assert list(gang.logs.values()) == ["", ""]
     late = gang.ranks[0].failure
-    assert late is not None and late.error.frames[-1].text == "raise NeverSaysError"
-    assert "NeverSaysError.__str__ did not return in time" in late.error.message
-
-
-def test_an_exception_whose_message_never_comes_is_reported() -> None:
-    """The only rank fails: nothing else ends the gang meanwhile."""
-    gang = hm.launch(ranks.fail_without_message, np=1)
-    error = failure_of(gang)
-    (failed,) = [e for e in gang.events() if isinstance(e, ev.RankFailed) and not e.in_flight]
-    assert failed.error.type == "tests.ranks.NeverSaysError"
-    assert "NeverSaysError.__str__ did not return in time" in failed.error.message
-    frame = failed.error.frames[-1]
-    assert Path(frame.file).samefile(ranks.__file__) and frame.text == "raise NeverSaysError"
-    lines = Path(ranks.__file__).read_text().splitlines()
-    assert lines[frame.line - 2 : frame.line] == [
-        '    print("about to fail", flush=True)',
-        "    raise NeverSaysError",
-    ]
-    assert error.rank == 0 and "tests.ranks.NeverSaysError" in str(error)
-    assert f"  File {frame.file}, line {frame.line}, in fail_without_message\n" in error.report
-    printed_s = next(e.at_s for e in gang.events() if isinstance(e, ev.Output))
-    ended_s = next(e.at_s for e in gang.events() if isinstance(e, ev.RankExited))
-    assert failed.at_s - printed_s < REPORTED_WITHIN_S + 1
-    assert ended_s - printed_s < REPORTED_WITHIN_S + 1, "nor does the message keep it from exiting"
+    assert late is not None and late.error.frames[-1].text == "raise SlowToSayError"
+    assert late.error.message == "said at last"
 
 
 def test_an_interrupted_exit_handler_prints_nothing_of_ours_or_of_a_library() -> None:

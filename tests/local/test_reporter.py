@@ -538,11 +538,7 @@ def test_odd_exceptions_are_reported_too() -> None:
 
 
 def test_attributes_of_an_exception_may_fail() -> None:
-    class Nameless(type):
-        def __getattribute__(cls, name: str) -> Any:
-            return {}[name] if name == "__module__" else super().__getattribute__(name)
-
-    class FailingError(Exception, metaclass=Nameless):
+    class FailingError(Exception):
         def __getattribute__(self, name: str) -> Any:
             return super().__getattribute__(name) if name == "__class__" else {}[name]
 

@@ -12,7 +12,6 @@ import linecache
 import os
 import sys
 import threading
-import time
 import traceback
 from collections.abc import Iterator
 from pathlib import Path
@@ -38,12 +37,7 @@ _MAX_FRAMES = 100
 """A RecursionError has a thousand identical frames."""
 _MAX_MESSAGE = 1 << 16
 """64 k characters; assertions on arrays can print megabytes."""
-_MESSAGES_S = 2.0
-"""Time limit for the ``__str__`` of an exception and of its causes together."""
-_LEAST_MESSAGE_S = 0.05
-"""Time limit for each of them after that; most take microseconds."""
 _MAX_NOTES = 20
-_NAME = ("__module__", "__qualname__")
 
 _PACKAGE = f"{Path(__file__).resolve().parents[2]}{os.sep}"
 _STANDARD_LIBRARY = f"{Path(os.__file__).parent}{os.sep}"
@@ -149,10 +143,8 @@ def report_exception(exc: BaseException) -> ev.ErrorReport:
     """Return ``exc`` and its causes as text, without internal frames. Never raises.
 
     Frames of hydrogen_magic, ``runpy`` and the import machinery are left out. At most ten causes are
-    followed, and none twice. Messages that take longer than two seconds are left out: the user's
-    ``__str__`` computes them.
+    followed, and none twice.
     """
-    messages = _Messages()
     chain: list[tuple[BaseException, bool]] = []
     link: tuple[BaseException, bool] | None = (exc, False)
     while link is not None and len(chain) <= _MAX_CAUSES:
@@ -163,14 +155,14 @@ def report_exception(exc: BaseException) -> ev.ErrorReport:
     report: ev.ErrorReport | None = None
     is_direct = False
     for error, was_raised_from in reversed(chain):
-        message = messages.of(error)
+        message = _message(error)
         report = ev.ErrorReport(
             type=_type_name(error),
             message=message,
             frames=_frames(error),
             cause=report,
             is_direct_cause=is_direct,
-            notes=_notes(error, message, messages),
+            notes=_notes(error, message),
         )
         is_direct = was_raised_from
     assert report is not None  # the chain has at least exc
@@ -196,33 +188,10 @@ def _attribute(error: BaseException, name: str) -> Any:
 
 
 def _type_name(error: BaseException) -> str:
-    # A metaclass of the user's may define these, too.
-    module, name = (type.__dict__[key].__get__(type(error)) for key in _NAME)
-    if module in ("builtins", "__main__", "hydrogen_magic.errors"):
-        return str(name)
-    return f"{module}.{name}"
-
-
-class _Messages:
-    """Calls ``str`` on exceptions, in its own thread since the call may never return."""
-
-    def __init__(self) -> None:
-        self._deadline = time.monotonic() + _MESSAGES_S
-
-    def of(self, error: BaseException) -> str:
-        """Return the message of ``error``, or why there is none."""
-        found: list[str] = []
-        thread = threading.Thread(target=lambda: found.append(_message(error)), daemon=True)
-        try:
-            thread.start()
-        except (RuntimeError, MemoryError):  # no resources for another thread
-            return _message(error)
-        thread.join(max(_LEAST_MESSAGE_S, self._deadline - time.monotonic()))
-        return (
-            found[0]
-            if found
-            else f"<no message: {_type_name(error)}.__str__ did not return in time>"
-        )
+    kind = type(error)
+    if kind.__module__ in ("builtins", "__main__", "hydrogen_magic.errors"):
+        return kind.__qualname__
+    return f"{kind.__module__}.{kind.__qualname__}"
 
 
 def _message(error: BaseException) -> str:
@@ -238,7 +207,7 @@ def _printable(text: str) -> str:
     return ev.without_middle(text, _MAX_MESSAGE).encode("utf-8", "backslashreplace").decode("utf-8")
 
 
-def _notes(error: BaseException, message: str, messages: _Messages) -> tuple[str, ...]:
+def _notes(error: BaseException, message: str) -> tuple[str, ...]:
     notes = _attribute(error, "__notes__")
     notes = notes if isinstance(notes, (list, tuple)) else ()  # any object may have been assigned
     own = [_printable(note) for note in notes if isinstance(note, str)]
@@ -246,17 +215,17 @@ def _notes(error: BaseException, message: str, messages: _Messages) -> tuple[str
     parts = _attribute(error, "exceptions")
     if isinstance(parts, tuple):
         own += [
-            f"sub-exception {number}: {_one_line(part, messages)}"
+            f"sub-exception {number}: {_one_line(part)}"
             for number, part in enumerate(parts[:_MAX_NOTES], 1)
             if isinstance(part, BaseException)
         ]
     return tuple(own[:_MAX_NOTES])
 
 
-def _one_line(error: BaseException, messages: _Messages) -> str:
+def _one_line(error: BaseException) -> str:
     frames = _frames(error)
     place = f" ({frames[-1].file}, line {frames[-1].line})" if frames else ""
-    return f"{_type_name(error)}: {messages.of(error)}{place}"
+    return f"{_type_name(error)}: {_message(error)}{place}"
 
 
 def users_part(found: TracebackType | None) -> TracebackType | None:
