@@ -5,12 +5,10 @@ from __future__ import annotations
 import builtins
 import os
 import re
-import shlex
 import string
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
-from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.errors import HydrogenError
@@ -57,8 +55,6 @@ class RankShell:
         self.bound: dict[str, Any] = {}
         """What IPython has bound in the namespace by itself: ``In``, ``exit``, ``_`` and others."""
         self._ipython: Any = None
-        self._earlier_folder = ""
-        """Where the rank was before the last ``%cd``."""
 
     def system(self, command: str) -> None:
         """Run ``!command``; its output goes to the rank's own streams."""
@@ -113,27 +109,13 @@ class RankShell:
     def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
         """Run ``%name line``."""
         if name == "cd":
-            self._change_directory(self.var_expand(line))
+            os.chdir(os.path.expanduser(self.var_expand(line).strip() or "~"))
             return None
         if name in _OF_FRONT_END:
             return None
         _refuse_ours(name)
         # The cell's own frame is one further up for IPython, which looks up variables there.
         return self._real(name).run_line_magic(name, line, _stack_depth + 1)
-
-    def _change_directory(self, line: str) -> None:
-        """Run ``%cd``; it prints nothing, with or without ``-q``."""
-        words = [word for word in shlex.split(line) if word != "-q"]
-        folder = os.path.expanduser(" ".join(words) or "~")
-        if folder == "-":
-            folder = self._earlier_folder
-            if not folder:
-                raise HydrogenError("%cd -: there is no previous directory")
-        before = ""
-        with suppress(FileNotFoundError):  # the present one has been deleted
-            before = os.getcwd()
-        os.chdir(folder)
-        self._earlier_folder = before
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
         """Run a ``%%name`` cell."""
