@@ -64,9 +64,6 @@ class _Place:
 
     n_done: int = 0
     """Batches that it has yielded, with those that it skipped."""
-    outer: _Place | None = None
-    """Of the iteration in whose loop this one began."""
-    is_running: bool = False
     is_finished: bool = False
     """The last batch was asked for in vain."""
 
@@ -83,7 +80,7 @@ class ParquetStream:
         self._options = options
         self._epoch = 0
         self._place = _Place()
-        """The one in :meth:`state_dict`: of the last iteration, or of the outer one after its end."""
+        """The one in :meth:`state_dict`: of the iteration that has yielded last."""
         self.n_skipped = 0
         """Batches that the next iteration skips: a loaded state has them."""
         self._n_loaded = 0
@@ -115,23 +112,16 @@ class ParquetStream:
         return -(-self.n_rows // self._options.batch_size)
 
     def __iter__(self) -> Iterator[Any]:
-        outer = self._place if self._place.is_running else None
-        self._place, self.n_skipped, self._n_loaded = _Place(self.n_skipped, outer), 0, 0
+        self._place, self.n_skipped, self._n_loaded = _Place(self.n_skipped), 0, 0
         self.is_in_workers = bool(_loader_worker()[1])
         return self._counted(self._place)
 
     def _counted(self, place: _Place) -> Iterator[Any]:
-        place.is_running = True
-        try:
-            for batch in self._batches(place.n_done):
-                place.n_done += 1
-                self._place = place
-                yield batch
-            place.is_finished = True
-        finally:
-            place.is_running = False
-            if place.outer is not None and place.outer.is_running:
-                self._place = place.outer
+        for batch in self._batches(place.n_done):
+            place.n_done += 1
+            self._place = place
+            yield batch
+        place.is_finished = True
 
     def _batches(self, n_skipped: int) -> Iterator[Any]:
         if n_skipped:
@@ -186,16 +176,14 @@ class ParquetStream:
         """
         is_same = epoch == self._epoch
         self._n_loaded = self.n_skipped = self._n_loaded if is_same else 0
-        # Without an outer place: the next iteration is not nested.
         self._place = _Place(self._place.n_done if is_same else 0)
         self._epoch, self.is_in_workers = epoch, False
 
     def state_dict(self) -> dict[str, int | None]:
         """Return the epoch and the number of batches that were taken from it, for :meth:`load_state_dict`.
 
-        An iteration inside the loop of another, such as one for evaluation, has a place of its own: after its
-        end the state is that of the outer one again. An iterator that is kept unfinished counts as such an
-        outer one, until :meth:`set_epoch` is called.
+        It is that of the iteration which has yielded the last batch: evaluate inside of a training loop on
+        another stream.
 
         Ranks that take the same number of batches have equal states, so that the one that rank 0 saves
         with ``hm.checkpoint`` is right for all. In workers of a DataLoader each has its own:
