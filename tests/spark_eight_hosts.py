@@ -17,7 +17,6 @@ from unittest import mock
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.messages import AgentReport, ClosureServed
-from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
@@ -25,7 +24,6 @@ from hydrogen_magic.driver.placements.remote.closure_transfer import ClosureTran
 from tests import (
     closure_bytes,
     leaks,
-    listening_ranks,
     plain_ranks,
     spark_gangs,
     spark_machines,
@@ -36,7 +34,6 @@ from tests.spark_machines import AWAY_S, Machine, Stage
 
 NAMES = ("one", "two", "three", "four", "five", "six", "twin", "twin")
 WITH_GPUS = ("two", "five")
-PORTS = PortRange(41_000, 41_020)
 N_BYTES = 40_000_000
 """Of a closure: as large as agents pass on to each other."""
 
@@ -114,11 +111,6 @@ def _free_slots(stage: Stage) -> dict[str, int]:
     session = sessions._session(stage.spark)
     slots = slots_by_host(session, ClusterCapacity(None, False, None))
     return {address: n_free for address, (n_free, _) in slots.items()}
-
-
-def listening(stage: Stage) -> Any:
-    """Say at which ports the ranks of two machines listen for each other."""
-    return launch(listening_ranks.ports_of_groups, np=2, pack=False, ports=str(PORTS)).results
 
 
 def closure(stage: Stage) -> Any:
@@ -224,7 +216,6 @@ SCENES: spark_machines.Scenes = {
         sixteen,
         packed_and_spread,
         beside_a_job,
-        listening,
         closure,
         closure_with_a_loss,
         twins,

@@ -49,7 +49,6 @@ from hydrogen_magic.driver.placements.remote import (
     host_tasks,
     unassigned,
 )
-from hydrogen_magic.driver.placements.remote.addresses import own_addresses
 from hydrogen_magic.driver.placements.remote.agents import (
     RemoteAgent,
     RemoteAgentPool,
@@ -69,7 +68,6 @@ from hydrogen_magic.transport.forwarded_channel import ForwardedChannel
 from tests import (
     closure_bytes,
     directory_hosts,
-    listening_ranks,
     plain_checkpoints,
     plain_ranks,
     ranks,
@@ -788,49 +786,6 @@ def test_a_range_without_a_free_port_is_named(directories: list[Path]) -> None:
         expected = f"cannot listen on 127.0.0.1 .*: all ports of {taken} are in use"
         with pytest.raises(PlacementError, match=expected):
             rendezvous_port(np=1, ports=str(taken))
-
-
-@pytest.fixture
-def own_address(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hosts have an address of this machine in its network, not one on loopback."""
-    if not (addresses := own_addresses()):
-        pytest.skip("this machine has no network")
-    monkeypatch.setattr(directory_hosts, "ADDRESSES", [*addresses])
-
-
-@pytest.mark.usefixtures("own_address")
-def test_ranks_listen_for_other_machines_in_the_range(directories: list[Path]) -> None:
-    """Also Gloo, which has no setting for that; sockets for other purposes are as they are."""
-    ports = in_row(16)
-    options: dict[str, Any] = {"np": 2, "ports": str(ports)}
-    found = ended(launch(listening_ranks.ports_of_groups, **options)).results
-    every = [port for of_rank in found for port in of_rank]
-    assert len(every) == len(set(every)) == 8
-    assert all(ports.first < port <= ports.last for port in every), every
-    found = ended(launch(listening_ranks.ports_of_other_sockets, **options)).results
-    assert not any(ports.first <= port <= ports.last for of_rank in found for port in of_rank)
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("own_address")
-def test_nccl_listens_in_the_range(directories: list[Path]) -> None:
-    pytest.importorskip("nvidia.nccl")
-    ports = in_row(16)
-    found = ended(launch(listening_ranks.ports_of_nccl, np=2, ports=str(ports))).results
-    for of_rank in found:
-        assert len(set(of_rank)) == 2
-        assert all(ports.first < port <= ports.last for port in of_rank), of_rank
-
-
-@pytest.mark.exhaustive
-@pytest.mark.usefixtures("own_address")
-def test_ranks_that_find_no_free_port_say_so(directories: list[Path]) -> None:
-    ports = in_row(2)  # of the kernel, and of the agent
-    gang = ended(launch(listening_ranks.listen_anywhere, np=1, ports=str(ports)))
-    with pytest.raises(RankFailedError, match="Address already in use"):
-        gang.raise_for_state()
-    notices = [notice.text for notice in gang.snapshot().notices]
-    assert any(f"all ports of {ports} are in use" in text for text in notices), notices
 
 
 def test_an_address_where_something_else_answers_is_passed_over(

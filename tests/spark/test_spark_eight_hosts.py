@@ -68,13 +68,6 @@ def test_a_packed_gang_finds_the_host_that_is_free(machines: MachineProcess) -> 
     assert found["is_there"] and said in found["notices"], found
 
 
-def test_ranks_listen_for_each_other_at_ports_of_the_range(machines: MachineProcess) -> None:
-    ports = spark_eight_hosts.PORTS
-    by_rank = machines.play("listening")
-    assert [len(of_rank) for of_rank in by_rank] == [4, 4]
-    assert all(ports.first <= port <= ports.last for of_rank in by_rank for port in of_rank)
-
-
 def test_a_large_closure_leaves_the_kernel_once(machines: MachineProcess) -> None:
     found = machines.play("closure")
     n_bytes = spark_eight_hosts.N_BYTES

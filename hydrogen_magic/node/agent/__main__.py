@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> None:
     processes.become_subreaper()
     processes.use_batch_scheduling()  # and the ranks with this process
     gc.set_threshold(_GARBAGE)
-    pool = WorkerPool(kernel, config.ports if isinstance(config, msg.RemoteAgentConfig) else None)
+    pool = WorkerPool(kernel)
     pool.start(config.fingerprint, config.env, config.sys_path, config.preload)
 
     from hydrogen_magic.node.agent.server import AgentServer

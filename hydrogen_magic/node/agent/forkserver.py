@@ -221,19 +221,13 @@ def _be_intermediate(
 def main(arguments: Sequence[str]) -> None:
     """Serve on a descriptor.
 
-    ``arguments``: that; the kernel's pidfd; the descriptor of
-    :func:`~hydrogen_magic.node.agent.port_supervisor.install_filter`, -1 for none; the agent's pid; and as in
-    :func:`serve`.
+    ``arguments``: that; the kernel's pidfd; the agent's pid; and as in :func:`serve`.
     """
-    fd, kernel, ports_fd, agent_pid, sys_path, *first = arguments
+    fd, kernel, agent_pid, sys_path, *first = arguments
     processes.die_with_parent()
     if os.getppid() != int(agent_pid):
         return  # the agent died before the signal was set up
     signal.signal(signal.SIGINT, signal.SIG_IGN)
-    if int(ports_fd) >= 0:
-        from hydrogen_magic.node.agent import port_supervisor
-
-        port_supervisor.install_filter(int(ports_fd))
     sock = socket.socket(fileno=int(fd))
     try:
         serve(sock, int(kernel), json.loads(sys_path), first)

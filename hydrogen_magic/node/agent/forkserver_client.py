@@ -10,7 +10,7 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
 
 from hydrogen_magic.core import file_limit, memory_settings, processes
 from hydrogen_magic.core import messages as msg
@@ -20,9 +20,6 @@ from hydrogen_magic.node.agent.file_versions import are_changed, modified_ns
 from hydrogen_magic.node.agent.forkserver import FDS_PER_WORKER
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 from hydrogen_magic.transport import framing
-
-if TYPE_CHECKING:
-    from hydrogen_magic.node.agent.port_supervisor import PortSupervisor
 
 _A = TypeVar("_A", bound=msg.ForkserverAnswer)
 
@@ -43,13 +40,11 @@ class ForkserverClient:
         sys_path: Sequence[str],
         preload: Sequence[str],
         unsafe_modules: set[str],
-        ports: PortSupervisor | None = None,
     ) -> None:
         """Start it. It imports ``preload`` at once, without a request.
 
         ``kernel``: the kernel's pidfd, -1 where it is on another machine. ``unsafe_modules`` are not
-        imported; modules that make a forkserver unsafe to fork are added to them. ``ports``: restricts
-        the ports at which ranks listen; None: any port.
+        imported; modules that make a forkserver unsafe to fork are added to them.
         """
         self.modules: set[str] = set()
         """Modules that it was asked to import, whether or not that succeeded."""
@@ -63,8 +58,7 @@ class ForkserverClient:
         """It was ended during an import, which is not the fault of the imported module."""
         self._sock, theirs = framing.pair()
         self._reader = framing.FrameReader(self._sock)
-        ports_fd = -1 if ports is None else ports.follow()
-        fds = theirs.fileno(), kernel, ports_fd
+        fds = theirs.fileno(), kernel
         arguments = (*fds, os.getpid(), json.dumps(list(sys_path)), *preload)
         module = "hydrogen_magic.node.agent.forkserver"
         # subprocess must not wait for the exit status: the agent reaps all its children.
@@ -76,8 +70,6 @@ class ForkserverClient:
             cwd="/",
         )
         theirs.close()
-        if ports_fd >= 0:
-            os.close(ports_fd)
         self.pid = process.pid
 
     def is_usable(self, fingerprint: str) -> bool:

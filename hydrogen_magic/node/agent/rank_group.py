@@ -67,8 +67,6 @@ class RankGroup:
         self._ending: asyncio.Task[None] | None = None
         self.is_retained = False
         """Its ranks wait for another gang."""
-        self._ports_problem = ""
-        """As it was reported."""
 
     @property
     def fed_ranks(self) -> Sequence[int]:
@@ -177,7 +175,6 @@ class RankGroup:
         oom_kills = processes.oom_kills()  # now that no rank waits for its start
         for rank in self.ranks:
             rank.oom_kills = oom_kills
-        self._check_ports()
         health_at = time.monotonic() + _HEALTH_S
         all_exited = asyncio.ensure_future(self.ranks.all_exited.wait())
         try:
@@ -190,7 +187,6 @@ class RankGroup:
                     self._check_health()
         finally:
             all_exited.cancel()
-            self._check_ports()
         if self._ending is not None:
             await asyncio.wait([self._ending])
 
@@ -198,14 +194,8 @@ class RankGroup:
         """True if all signals have been sent and ranks are left: they hang in the system."""
         return self._ending is not None and self._ending.done()
 
-    def _check_ports(self) -> None:
-        found, self._ports_problem = self._ports_problem, self._pool.ports_problem
-        if self._ports_problem not in ("", found):
-            self.reporter.notice("warning", self._ports_problem)
-
     def _check_health(self) -> None:
         self.cleanup.note(self.ranks)
-        self._check_ports()
         self._gpus.poll({rank.rank: rank.worker.pid for rank in self.ranks.running()})
         for rank in self.ranks.running():
             rank.check_health(self._gpus.use_of(rank.rank))

@@ -6,15 +6,10 @@ import asyncio
 import math
 import time
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING
 
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.node.agent.forkserver_client import ForkserverClient
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
-
-if TYPE_CHECKING:
-    from hydrogen_magic.node.agent.port_supervisor import PortSupervisor
 
 _MAX_EXITS = 64
 """Exits kept for forks whose pid is not known yet; there are never more than a few."""
@@ -23,14 +18,9 @@ _MAX_EXITS = 64
 class WorkerPool:
     """Hands out workers that have imported the requested modules."""
 
-    def __init__(self, kernel: int, ports: PortRange | None = None) -> None:
-        """``kernel``: its pidfd, -1 where it is on another machine. ``ports``: where ranks may listen."""
+    def __init__(self, kernel: int) -> None:
+        """``kernel``: its pidfd, -1 where it is on another machine."""
         self._kernel = kernel
-        self._ports: PortSupervisor | None = None
-        if ports is not None:
-            from hydrogen_magic.node.agent.port_supervisor import PortSupervisor
-
-            self._ports = PortSupervisor(ports)
         self._forkserver: ForkserverClient | None = None
         self._spares: list[PooledWorker] = []
         self._unsafe_modules: set[str] = set()
@@ -39,11 +29,6 @@ class WorkerPool:
         """By pid: when the process exited, and how."""
         self._observers: tuple[msg.ObserverSpec, ...] = ()
         self._lock = asyncio.Lock()
-
-    @property
-    def ports_problem(self) -> str:
-        """See :attr:`PortSupervisor.problem`."""
-        return "" if self._ports is None else self._ports.problem
 
     def keepers(self) -> set[int]:
         """Return the pids that must survive the end of a gang."""
@@ -66,7 +51,7 @@ class WorkerPool:
                 self._forkserver.give_up()
             self.close()
             self._forkserver = ForkserverClient(
-                self._kernel, fingerprint, env, sys_path, preload, self._unsafe_modules, self._ports
+                self._kernel, fingerprint, env, sys_path, preload, self._unsafe_modules
             )
 
     async def preload(self, modules: Sequence[str]) -> None:
