@@ -27,11 +27,6 @@ _UNCHECKED_BYTES = 16 << 20
 _TAIL_BYTES = 16_000
 """Size of the end that is kept of output over the limit: a screenful or two."""
 
-_LONG_LINE_BYTES = 4000
-"""A line of twice as many bytes is cut, rather than the lines before it, if there is too much output."""
-_BEGIN_BYTES = 1000
-"""Size of the beginning that is kept of such a line."""
-
 _LOOK_FOR_LINE_BYTES = 1000
 """After a gap, the text starts at the beginning of a line if there is one within this distance."""
 
@@ -136,14 +131,10 @@ class LivePart(NamedTuple):
 
 
 class LiveText:
-    """Pending output of one stream; of too much, the lines before a long one and the end are kept."""
+    """Pending output of one stream; of too much, the end is kept."""
 
     def __init__(self) -> None:
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
-        self._aside: list[LivePart] = []
-        """Parts before the waiting output."""
-        self._n_aside = 0
-        """Bytes in their texts."""
         self._waiting = bytearray()
         self._skipped_bytes = 0
         self._skipped_lines = 0
@@ -153,69 +144,30 @@ class LiveText:
     def feed(self, data: bytes) -> None:
         """Add new output of the rank."""
         self._waiting += data
-        while len(self._waiting) > 2 * _TAIL_BYTES:  # rarely, by a lot: a cut moves the rest
-            start, end = self._long_line() or (0, len(self._waiting))
-            if start > 0:
-                end -= self._set_aside(start + _BEGIN_BYTES)
-            self._skip(min(end, len(self._waiting) - _TAIL_BYTES))
+        if len(self._waiting) > 2 * _TAIL_BYTES:  # rarely, by a lot: a cut moves the rest
+            self._skip(len(self._waiting) - _TAIL_BYTES)
 
-    def take(self, allowance: TokenBucket) -> list[LivePart]:
-        """Return the parts that may be sent now."""
-        wanted = self._n_aside + len(self._waiting)
-        granted = allowance.take(wanted)
+    def take(self, allowance: TokenBucket) -> LivePart | None:
+        """Return the part that may be sent now, None if there is none."""
+        granted = allowance.take(len(self._waiting))
         if granted == 0:
-            return []  # continues to collect; the end is sent when the limit allows it
+            return None  # continues to collect; the end is sent when the limit allows it
         self.turn = allowance.n_grants
-        if granted < wanted:
-            self._drop_aside()
         self._skip(len(self._waiting) - granted)
         return self._taken(final=False)
 
-    def rest(self) -> list[LivePart]:
+    def rest(self) -> LivePart | None:
         """Return the rest at the end of the stream regardless of the limit: the last output matters most."""
         return self._taken(final=True)
 
-    def _taken(self, final: bool) -> list[LivePart]:
-        parts, self._aside, self._n_aside = self._aside, [], 0
+    def _taken(self, final: bool) -> LivePart | None:
         text = self._decoder.decode(bytes(self._waiting), final)
         self._waiting.clear()
-        if text or (final and self._skipped_bytes):  # else at most the beginning of a character
-            parts.append(self._part(text))
-        return parts
-
-    def _part(self, text: str) -> LivePart:
+        if not text and not (final and self._skipped_bytes):
+            return None  # at most the beginning of a character
         part = LivePart(text, self._skipped_bytes, self._skipped_lines)
         self._skipped_bytes = self._skipped_lines = 0
         return part
-
-    def _long_line(self) -> tuple[int, int] | None:
-        """Return where the first long line begins and ends, None without one."""
-        text, step = self._waiting, _LONG_LINE_BYTES
-        inside = (n for n in range(0, len(text) - step, step) if text.find(b"\n", n, n + step) < 0)
-        place = next(inside, None)
-        if place is None:
-            return None
-        end = text.find(b"\n", place)
-        return text.rfind(b"\n", 0, place) + 1, len(text) if end < 0 else end
-
-    def _set_aside(self, about: int) -> int:
-        """Keep the beginning of the waiting output as a part; return how many bytes that took."""
-        end = self._start_of_character(about)
-        if self._n_aside + end > 2 * _TAIL_BYTES:
-            self._drop_aside()
-        begun = self._decoder.getstate()[0]
-        self._aside.append(self._part(self._decoder.decode(bytes(self._waiting[:end]), True)))
-        self._n_aside += len(begun) + end
-        del self._waiting[:end]
-        return end
-
-    def _drop_aside(self) -> None:
-        """Omit the parts before the waiting output."""
-        self._skipped_bytes += self._n_aside + sum(part.skipped_bytes for part in self._aside)
-        self._skipped_lines += sum(
-            part.text.count("\n") + part.skipped_lines for part in self._aside
-        )
-        self._aside, self._n_aside = [], 0
 
     def _skip(self, n_bytes: int) -> None:
         """Omit the first ``n_bytes``, and the incomplete line or character after them."""

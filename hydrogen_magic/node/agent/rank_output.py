@@ -25,7 +25,7 @@ class _Stream:
         self.fd = fd
         self.masked = MaskedStream(mask)
         self.live = LiveText()
-        self.parts: list[LivePart] = []
+        self.part: LivePart | None = None
         """Taken from ``live``, not emitted yet."""
 
 
@@ -37,7 +37,7 @@ def emit_new(outputs: Iterable[RankOutput], limit: TokenBucket) -> None:
     outputs = list(outputs)
     streams = [stream for output in outputs for stream in output.streams.values()]
     for stream in sorted(streams, key=lambda stream: stream.live.turn):
-        stream.parts = stream.live.take(limit)
+        stream.part = stream.live.take(limit)
     for output in outputs:
         output.emit_taken()
 
@@ -73,8 +73,8 @@ class RankOutput:
     def emit_taken(self) -> None:
         """Emit what was taken within the limit."""
         for name, stream in self.streams.items():
-            self._emit(name, stream.parts)
-            stream.parts = []
+            self._emit(name, stream.part)
+            stream.part = None
         self._order.emit_ready()
 
     def read_available(self) -> None:
@@ -120,7 +120,7 @@ class RankOutput:
             self.write_log(display_marks.without(data))
             stream.live.feed(data)
 
-    def _emit(self, name: str, parts: Iterable[LivePart]) -> None:
-        is_logged, now_s = not self._log.is_cut, self._reporter.now_s()
-        for part in parts:
+    def _emit(self, name: str, part: LivePart | None) -> None:
+        if part is not None:
+            is_logged, now_s = not self._log.is_cut, self._reporter.now_s()
             self._order.add_output(ev.Output(now_s, self._rank, name, *part, is_logged))
