@@ -48,7 +48,7 @@ class FingerprintPickler(CapturePickler):
     # Arrays, frames and storages count by their contents: which of them share memory, and at which offset
     # of a cache line they begin, differs from kernel to kernel.
 
-    def _reduce_array(self, array: Any, is_in_stream: bool = True) -> Any:
+    def _reduce_array(self, array: Any) -> Any:
         return NotImplemented
 
     def _memory_of(self, storage: Any) -> tuple[Any, int, int]:

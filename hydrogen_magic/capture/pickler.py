@@ -44,7 +44,7 @@ from hydrogen_magic.serialization.library_objects import (
     values_of_jax_array,
     with_hooks,
 )
-from hydrogen_magic.serialization.memory_layout import MemoryLayout, Region, extent_of
+from hydrogen_magic.serialization.memory_layout import MemoryLayout, extent_of
 from hydrogen_magic.serialization.pickler import Pickler, exported_as, is_main
 from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse
 from hydrogen_magic.serialization.reducers import (
@@ -59,7 +59,6 @@ from hydrogen_magic.serialization.reducers import (
     restore_class_by_statement,
     restore_later_state,
     restore_module_object,
-    restore_same,
     restore_sentinel,
 )
 
@@ -459,39 +458,22 @@ class CapturePickler(Pickler):
 
     # ── memory that arrays and tensors share ─────────────────────────────────────────────────────
 
-    def _reduce_array(self, array: Any, is_in_stream: bool = True) -> Any:
-        """``is_in_stream``: the stream refers to this object itself, so that others can."""
+    def _reduce_array(self, array: Any) -> Any:
         if array.nbytes == 0 or array.dtype.hasobject:
             return super()._reduce_array(array)
-        start, end = extent_of(array)
-        region = self.layout.find(start, end, array)
-        if self.layout.has_conflicts:
-            return _NOTHING
-        region = region or self._new_region(array, start, end, is_in_stream)
-        if region.source is None or region.source is array:
+        (start, end), flags = extent_of(array), array.flags
+        # NumPy sends a contiguous array without a copy, and copies the elements of one with gaps alone.
+        is_numpys = (flags.forc and flags.writeable) or end - start > _SPARSE * array.nbytes
+        memory = self.layout.add(start, end, array, can_be_alone=is_numpys)
+        if memory.is_alone:
             return super()._reduce_array(array)
-        offset = array.__array_interface__["data"][0] - region.origin
-        is_writeable = array.flags.writeable
-        layout = array.shape, array.strides, array.dtype, is_writeable
-        return restore_array, (region.source, offset, *layout)
-
-    def _new_region(self, array: Any, start: int, end: int, is_in_stream: bool) -> Region:
-        flags = array.flags
-        if self.layout.planned(start, end) is None:
-            if end - start > _SPARSE * array.nbytes:  # NumPy copies the elements alone
-                return self.layout.add(start, end, None)
-            is_contiguous = flags.c_contiguous or flags.f_contiguous
-            if is_contiguous and flags.writeable and is_in_stream:
-                return self.layout.add(start, end, array)
-        return self.layout.add_memory(start, end, array)
-
-    def _memory_of(self, storage: Any) -> tuple[Any, int, int]:
-        memory = super()._memory_of(storage)
-        return (b"", 0, 0) if self.layout.has_conflicts else memory
+        offset = array.__array_interface__["data"][0] - memory.origin
+        layout = array.shape, array.strides, array.dtype, flags.writeable
+        return restore_array, (memory, offset, *layout)
 
     def _reduce_memmap(self, array: Any) -> Any:
         plain = array.view(sys.modules["numpy"].ndarray)
-        reduced = self._reduce_array(plain, is_in_stream=False)
+        reduced = self._reduce_array(plain)
         return (
             plain.__reduce_ex__(pickle.HIGHEST_PROTOCOL) if reduced is NotImplemented else reduced
         )
@@ -531,27 +513,17 @@ class CapturePickler(Pickler):
         used = min(last - first, tensor.numel() * size)
         if total <= max(_SPARSE * used, _SMALL_BYTES):
             return None
-        planned = self.layout.planned(address + first, address + last)
-        if planned is None and last - first > _SPARSE * used:
-            return self._copied(tensor, address + first, address + last)
-        start, end = planned or (address + first, address + last)
-        start, end = max(start - address, 0), min(end - address, total)
+        has_gaps = last - first > _SPARSE * used
+        memory = self.layout.add(address + first, address + last, tensor, can_be_alone=has_gaps)
+        if memory.is_alone:
+            copy = tensor.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
+            return copy.untyped_storage(), 0, copy.stride()
+        start, end = max(memory.start - address, 0), min(memory.end - address, total)
         if (start, end) == (0, total) or start % size:
             return None
         part = self._parts.setdefault((storage._cdata, start, end), storage[start:end])
         return part, (first - start) // size, tensor.stride()
 
-    def _copied(self, tensor: Any, start: int, end: int) -> tuple[Any, int, tuple[int, ...]] | None:
-        """Return a copy of the elements alone, None if other objects use the same memory."""
-        if self.layout.find(start, end, tensor) or self.layout.has_conflicts:
-            return None
-        copy = tensor.detach().clone(memory_format=sys.modules["torch"].contiguous_format)
-        self.layout.add(start, end, None)
-        return copy.untyped_storage(), 0, copy.stride()
-
-
-_NOTHING = restore_same, (None,)
-"""Stands for arrays in a stream that will be written again."""
 
 _OVER_BLOCKS: tuple[Any, ...] = (reduce_block, reduce_single_manager, reduce_index)
 """What reduces objects of pandas that end with their :class:`SharedRefs`."""

@@ -70,7 +70,7 @@ class NamedPickles:
         self.pickler = CapturePickler(
             self._file,
             pickle.HIGHEST_PROTOCOL,
-            self._buffers.add,
+            self._add_buffer,
             needs=needs,
             ranks_have_gpu=ranks_have_gpu,
             layout=layout,
@@ -104,6 +104,10 @@ class NamedPickles:
         self.sizes[name] = self.nbytes - before
         if self.pickler.n_process_states > n_states:
             self.with_process_state.append(name)
+
+    def _add_buffer(self, buffer: pickle.PickleBuffer) -> bool:
+        """Collect a buffer, unless the stream has to be written again."""
+        return not self.pickler.layout.has_conflicts and self._buffers.add(buffer)
 
     def _error_for(self, name: str, value: Any, error: Exception) -> CaptureError:
         shown = name or "the call"

@@ -2,15 +2,15 @@
 
 Each array, view and storage covers a range of addresses. Those whose ranges overlap share one buffer,
 whichever library made them; the others are independent. The ranges are known only when everything has
-been pickled: where a later object needs more of a buffer than an earlier one, the stream is written
-again with the ranges of the first attempt.
+been pickled: where a later object overlaps an earlier one that has no such buffer, or a smaller one, the
+stream is written again with the ranges of the first attempt.
 """
 
 from __future__ import annotations
 
 import ctypes
 import pickle
-from bisect import bisect_right
+from bisect import bisect_left, bisect_right
 from dataclasses import dataclass
 from typing import Any
 
@@ -27,6 +27,8 @@ class Memory:
     end: int
     owner: Any
     """Keeps the memory alive."""
+    is_alone: bool = False
+    """It has one object, which is pickled without it."""
 
     @property
     def origin(self) -> int:
@@ -40,78 +42,39 @@ class Memory:
         return pickle.PickleBuffer(memory)
 
 
-@dataclass(frozen=True)
-class Region:
-    """A range of addresses that the stream contains."""
-
-    start: int
-    end: int
-    source: Any
-    """The object of the stream that has the memory; None for a copy that cannot be shared."""
-
-    @property
-    def origin(self) -> int:
-        """Address of the first byte of the source."""
-        return self.source.origin if type(self.source) is Memory else self.start
-
-
 class MemoryLayout:
-    """The regions of one stream. ``earlier``: the layout of the attempt before it, with conflicts."""
+    """The memory of one stream. ``earlier``: the layout of the attempt before it, with conflicts."""
 
     def __init__(self, earlier: MemoryLayout | None = None) -> None:
         self.has_conflicts = False
         """Objects share memory that this first attempt does not share."""
         self._earlier = earlier
-        self._planned = [] if earlier is None else earlier._merged()
-        self._regions: list[Region] = []
+        """Keeps the memory of that attempt alive, so that no address is used again."""
+        known = earlier._parts if earlier else []
+        self._parts: list[Memory] = [part for part in known if not part.is_alone]
         """Disjoint, by start."""
-        self._starts: list[int] = []
-        self._ranges: list[tuple[int, int]] = []
+        self._starts = [part.start for part in self._parts]
         self._owners: list[Any] = []
-        """Keep the memory of all ranges alive, so that no address is used again."""
 
-    def find(self, start: int, end: int, owner: Any) -> Region | None:
-        """Return the region that contains a range; note a conflict if one contains only a part."""
-        self._ranges.append((start, end))
+    def add(self, start: int, end: int, owner: Any, can_be_alone: bool = False) -> Memory:
+        """Return the memory that an object shares with all that overlap it.
+
+        Notes a conflict if the others have been written with less. ``can_be_alone``: the object is pickled
+        without it if there are no others.
+        """
         self._owners.append(owner)
-        place = bisect_right(self._starts, start)
-        before = self._regions[place - 1] if place else None
-        if before is not None and end <= before.end and before.source is not None:
-            return before
-        after = self._regions[place] if place < len(self._regions) else None
-        is_cut = before is not None and start < before.end
-        overlaps = is_cut or (after is not None and after.start < end)
-        self.has_conflicts |= overlaps and self._earlier is None
-        return None
-
-    def planned(self, start: int, end: int) -> tuple[int, int] | None:
-        """Return the range that the objects in this one share with others, None if they share none."""
-        place = bisect_right(self._planned, start, key=lambda found: found[0])
-        found = self._planned[place - 1] if place else (0, 0)
-        return found if end <= found[1] else None
-
-    def add(self, start: int, end: int, source: Any) -> Region:
-        """Add a region."""
-        region = Region(start, end, source)
-        place = bisect_right(self._starts, start)
-        self._starts.insert(place, start)
-        self._regions.insert(place, region)
-        return region
-
-    def add_memory(self, start: int, end: int, owner: Any) -> Region:
-        """Add a region that consists of memory, as large as planned."""
-        start, end = self.planned(start, end) or (start, end)
-        return self.add(start, end, Memory(start, end, owner))
-
-    def _merged(self) -> list[tuple[int, int]]:
-        """Return the ranges that overlap, merged."""
-        merged: list[tuple[int, int, bool]] = []
-        for start, end in sorted(self._ranges):
-            if merged and start < merged[-1][1]:
-                merged[-1] = merged[-1][0], max(end, merged[-1][1]), True
-            else:
-                merged.append((start, end, False))
-        return [(start, end) for start, end, is_shared in merged if is_shared]
+        first, last = bisect_right(self._starts, start), bisect_left(self._starts, end)
+        if first and start < self._parts[first - 1].end:
+            first -= 1
+        known = self._parts[first:last]
+        if known and end <= known[0].end and known[0].start <= start and not known[0].is_alone:
+            return known[0]
+        self.has_conflicts |= bool(known) and self._earlier is None
+        if known:
+            start, end = min(start, known[0].start), max(end, known[-1].end)
+        memory = Memory(start, end, owner, can_be_alone and not known)
+        self._parts[first:last], self._starts[first:last] = [memory], [start]
+        return memory
 
 
 def bytes_of(storage: Any) -> pickle.PickleBuffer:

@@ -432,10 +432,8 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if nbytes == 0:
             return b"", 0, 0
         address = storage.data_ptr()
-        end = address + nbytes
-        region = self.layout.find(address, end, storage)
-        region = region or self.layout.add_memory(address, end, storage)
-        return region.source, address - region.origin, nbytes
+        memory = self.layout.add(address, address + nbytes, storage)
+        return memory, address - memory.origin, nbytes
 
 
 # ── analysis of functions ────────────────────────────────────────────────────────────────────────

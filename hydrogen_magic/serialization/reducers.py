@@ -490,7 +490,7 @@ def restore_storage(buffer: Any, offset: int, nbytes: int, device: str) -> Any:
     if nbytes == 0:
         storage = torch.UntypedStorage(0)
     else:
-        part = torch.frombuffer(_flat(buffer), dtype=torch.uint8, count=nbytes, offset=offset)
+        part = torch.frombuffer(buffer, dtype=torch.uint8, count=nbytes, offset=offset)
         storage = part.untyped_storage()
     if device == "cuda":
         return storage.to(device=torch.device(gpu_of_rank()))
@@ -508,24 +508,9 @@ def restore_array(
     """Make a NumPy array over a part of ``buffer``."""
     import numpy
 
-    array: Any = numpy.ndarray(shape, dtype, _flat(buffer), offset, strides)
+    array: Any = numpy.ndarray(shape, dtype, buffer, offset, strides)
     array.flags.writeable = is_writeable
     return array
-
-
-def _flat(buffer: Any) -> Any:
-    """Return the memory of an array as bytes, in the order of its addresses.
-
-    An array with gaps is copied without them: it is the reader's own, which the writer has as a contiguous
-    copy.
-    """
-    numpy: Any = sys.modules.get("numpy")
-    if type(buffer) is not getattr(numpy, "ndarray", None):
-        return buffer
-    if not buffer.flags.forc:
-        buffer = numpy.ascontiguousarray(buffer)
-    ordered = buffer if buffer.flags.c_contiguous else buffer.T
-    return ordered.reshape(-1).view("u1")
 
 
 def restore_typed_storage(untyped: Any, dtype: Any) -> Any:
