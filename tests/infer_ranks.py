@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import os
 import signal
 import socket
@@ -44,19 +43,6 @@ def who() -> Predict:
     """Say which rank it was, and how many threads it may use."""
     rank, threads = int(os.environ["RANK"]), int(os.environ.get("OMP_NUM_THREADS", "0"))
     return lambda batch: {"rank": [rank] * len(batch), "threads": [threads] * len(batch)}
-
-
-def torch_threads(chosen: int) -> Predict:
-    """Say how many threads torch uses; ``chosen``: a number for them, 0 for the rank's own."""
-    torch: Any = importlib.import_module("torch")  # every agent would follow an import statement
-    if chosen:
-        torch.set_num_threads(chosen)
-
-    def predict(batch: Any) -> Any:
-        time.sleep(0.06)
-        return {"threads": [torch.get_num_threads()] * len(batch)}
-
-    return predict
 
 
 def zeros() -> Predict:
@@ -231,17 +217,6 @@ def drifts(log: str) -> Predict:
         rows = batch["x"].to_numpy()
         is_late = rows[0] >= 10_000
         return {"y": -rows if is_late else rows.astype(numpy.uint64) + numpy.uint64(2**63)}
-
-    return predict
-
-
-def slow_from(row: int, seconds: float) -> Predict:
-    """Be fast for the first rows, which one rank predicts alone, and slow for later ones."""
-    import pandas  # noqa: F401, its import is no part of the first batch
-
-    def predict(batch: Any) -> Any:
-        time.sleep(seconds if batch["x"].max() >= row else 0.0)
-        return {"y": batch["x"]}
 
     return predict
 

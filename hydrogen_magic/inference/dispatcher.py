@@ -31,7 +31,6 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import sources, speculation
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue, RowLimit
 from hydrogen_magic.inference.kept_parts import KeptParts
-from hydrogen_magic.inference.one_process import OneProcessTiming
 from hydrogen_magic.inference.rank_channel import RankChannel
 from hydrogen_magic.node.prediction.arrow_types import size_bytes
 from hydrogen_magic.node.prediction.column_names import listed
@@ -95,9 +94,6 @@ class Dispatcher:
         self._now_s: Callable[[], float] = lambda: 0.0
         self._cancel_rank: Callable[[int], None] = lambda rank: None
         self._silence = speculation.SilenceLimit()
-        self._alone = OneProcessTiming(
-            n_ranks, options.batch_size, source.n_rows, is_over=not is_here
-        )
         self._channels: list[RankChannel] = []
         self._thread: threading.Thread | None = None
         self._ending = threading.Lock()
@@ -295,7 +291,6 @@ class Dispatcher:
             self._resume()
             if not ready:  # otherwise a rank may only seem silent
                 self._reassign_late_chunks()
-                self._send_chunks()  # the time of one rank alone may be over
             self._report()
         if self.value is None:  # not None if a former attempt failed after its last row
             self.value = self._queue.finish()
@@ -421,13 +416,10 @@ class Dispatcher:
                 channel.is_ready = channel.is_connected = False
             else:
                 self._silence.set_up(time.monotonic() - channel.since_s)
-                self._alone.cell_s = max(self._alone.cell_s, message["cell_s"])
                 self._note_left_out(message["kind"])
                 channel.is_ready = True
         channel.is_connected = channel.is_connected and is_open
         channel.is_ready = channel.is_ready and is_open
-        if not channel.is_ready:
-            self._alone.left(channel.rank)
         self._send_chunks()
         return is_open
 
@@ -454,7 +446,6 @@ class Dispatcher:
         seconds = channel.since_s - began_s
         channel.limit.took(seconds, n_rows)
         self._silence.took(seconds, n_rows)
-        self._alone.answered(channel.rank, seconds, n_rows)
         if self._queue.answer(chunk, columns, message["failures"]):
             channel.rows += n_rows
             self._keep(chunk, data, message["failures"], seconds)
@@ -468,12 +459,11 @@ class Dispatcher:
                 channel.send_columns(self._queue.schema)
         for n_chunks in range(MAX_IN_FLIGHT):
             for channel in ready:
-                in_flight = len(channel.in_flight)
-                has_room = channel.is_ready and in_flight <= n_chunks and not self._is_closing
-                if has_room and self._alone.may_send(channel.rank, in_flight):
-                    chunk = self._queue.next(self._alone.most_rows(channel.limit.rows))
+                has_room = channel.is_ready and len(channel.in_flight) <= n_chunks
+                if has_room and not self._is_closing:
+                    chunk = self._queue.next(channel.limit.rows)
                     if chunk is not None:
-                        channel.send_chunk(chunk, is_alone=not self._alone.is_over)
+                        channel.send_chunk(chunk)
                         if not channel.rows:
                             self._report_rows(channel)  # its rate counts from here
 
@@ -489,9 +479,6 @@ class Dispatcher:
             self._began_s = now_s
         began_s = now_s if self._began_s is None else self._began_s
         failed = queue.n_failed_rows
-        slower = self._alone.warning(queue.rows, now_s, is_last=is_last)
-        if slower is not None:
-            self._warn(slower)
         counts = queue.rows, queue.n_rows, queue.in_flight, failed
         self._emit(ev.RowsDone(now_s, began_s, *counts, resumed=queue.n_resumed_rows))
         for channel in self._channels:

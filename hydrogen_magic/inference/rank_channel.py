@@ -66,8 +66,7 @@ class RankChannel:
         finally:
             os.close(fd)
 
-    def send_chunk(self, chunk: Chunk, *, is_alone: bool = False) -> None:
-        """Send a chunk; ``is_alone``: other ranks predict nothing meanwhile."""
+    def send_chunk(self, chunk: Chunk) -> None:
         layout = getattr(chunk.table, "layout", None)
         if layout is not None and not self.knows_layout:
             self.knows_layout = True
@@ -75,12 +74,7 @@ class RankChannel:
         place, fds = self.chunks.write(chunk.table)
         self.since_s = self.since_s if self.in_flight else time.monotonic()
         self.in_flight.append(chunk)
-        message = {
-            "do": "predict",
-            "chunk": chunk.number,
-            "row": chunk.first_row,
-            "alone": is_alone,
-        }
+        message = {"do": "predict", "chunk": chunk.number, "row": chunk.first_row}
         try:
             self.send({**message, **place}, fds)
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import re
 import signal
 import socket
 import threading
@@ -24,7 +23,7 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.driver.session import sessions
 from hydrogen_magic.errors import GangStoppedError, GangTimeoutError, InferError, RankFailedError
-from hydrogen_magic.inference import dispatcher, one_process, sources
+from hydrogen_magic.inference import dispatcher, sources
 from hydrogen_magic.inference.gang import infer
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.worker import inference
@@ -113,42 +112,10 @@ def test_ranks_share_the_cores_and_report_their_rows() -> None:
     assert began_at == dict.fromkeys(done, 0)  # rates count from there
 
 
-@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="there is one core")
-def test_the_rank_that_predicts_alone_has_the_threads_of_all_cores() -> None:
-    """Unless the cell has chosen a number: a model with threads of its own is timed as in the notebook.
-
-    No chunk with these threads is left when the other rank begins.
-    """
-    n_cores = len(os.sched_getaffinity(0))
-    threads = ended(begin(frame(2_000), infer_ranks.torch_threads, 0)).result["threads"]
-    assert set(threads[:100]) == {n_cores} and set(threads[100:]) == {n_cores // 2}
-    chosen = n_cores + 1
-    assert set(ended(begin(frame(500), infer_ranks.torch_threads, chosen)).result["threads"]) == {
-        chosen
-    }
-
-
 def test_columns_without_number_are_told_to_every_rank() -> None:
     """More than fits into the socket that they are told by."""
     result = ended(begin(frame(300), infer_ranks.very_wide, 1_000, only=True)).result
     assert result.shape == (300, 1_000) and result.iloc[-1, -1] == 299 + 999
-
-
-def test_ranks_that_are_slower_than_one_process_are_reported_with_both_numbers(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    # On a busy machine, the first chunk may take long.
-    monkeypatch.setattr(one_process, "_LONG_S", 60.0)
-    run = ended(begin(frame(40_000), infer_ranks.slow_from, 20_000, 0.8, batch_size=1000))
-    assert len(run.result) == 40_000
-    texts = [notice.text for notice in run.gang.snapshot().notices]
-    (text,) = [text for text in texts if "use --np 1" in text]
-    found = re.match(
-        r"2 ranks (?:took|predict) ([\d,.]+) (?:s|rows/s); one process (?:would take about|predicted)"
-        r" ([\d,.]+) ",
-        text,
-    )
-    assert found is not None and found[1] != found[2], text
 
 
 @pytest.mark.exhaustive

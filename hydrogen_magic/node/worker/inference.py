@@ -6,16 +6,14 @@ when one is done; decoding it takes a few percent of the time of a small model, 
 
 from __future__ import annotations
 
-import os
 import pickle
 import socket
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, nullcontext, suppress
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from hydrogen_magic.core import processes
 from hydrogen_magic.node.worker import file_tracking
 from hydrogen_magic.transport import framing
 
@@ -53,22 +51,16 @@ def set_up(loaded: LoadedClosure) -> SetUp:
 
 
 def serve(
-    channel_fd: int,
-    predict: Any,
-    options: Mapping[str, Any],
-    *,
-    cell_s: float = 0.0,
-    files: Iterable[str] = (),
+    channel_fd: int, predict: Any, options: Mapping[str, Any], *, files: Iterable[str] = ()
 ) -> bool:
     """Answer the chunks of the socket ``channel_fd`` (:mod:`hydrogen_magic.inference.dispatcher`).
 
-    ``predict``: the cell's ``predict``, None if it does not define one. ``cell_s``: how long the cell
-    ran. ``files``: what it read.
+    ``predict``: the cell's ``predict``, None if it does not define one. ``files``: what the cell has read.
     Return True if all rows are done, False if the other end was closed before. Raises InferError, and
     the errors of ``predict``.
     """
     with framing.inherited(channel_fd) as sock:
-        return _ChunkServer(sock, predict, options).run(cell_s, files)
+        return _ChunkServer(sock, predict, options).run(files)
 
 
 class _ChunkServer:
@@ -89,7 +81,7 @@ class _ChunkServer:
         self._written: set[str] = set()
         """Files read in the set-up that the other end knows to be written by the run."""
 
-    def run(self, cell_s: float, files: Iterable[str]) -> bool:
+    def run(self, files: Iterable[str]) -> bool:
         import pyarrow as pa
 
         reader = framing.FrameReader(self._sock)
@@ -99,7 +91,7 @@ class _ChunkServer:
             self._written |= file_tracking.written()
             read = file_tracking.of_data(file for file in files if file not in self._written)
             kind = self._predictor.kind
-            self._send({"did": "set up", "cell_s": cell_s, "files": read, "kind": kind})
+            self._send({"did": "set up", "files": read, "kind": kind})
             while (received := framing.receive(reader)) is not None:
                 message, fds = received
                 if message["do"] == "end":
@@ -116,8 +108,7 @@ class _ChunkServer:
 
     def _predict(self, message: Mapping[str, Any], fds: Sequence[int]) -> None:
         rows = self._chunks.view(message, fds)
-        with _all_cores() if message["alone"] else nullcontext():
-            output = self._predictor.run(rows, int(message["row"]))
+        output = self._predictor.run(rows, int(message["row"]))
         answer: dict[str, Any] = {
             "did": "predict",
             "chunk": message["chunk"],
@@ -137,21 +128,6 @@ class _ChunkServer:
     def _send(self, message: Mapping[str, Any], fds: Sequence[int] = ()) -> None:
         with suppress(BrokenPipeError, ConnectionResetError):  # the next read returns the end
             framing.send(self._sock, message, fds)
-
-
-@contextmanager
-def _all_cores() -> Iterator[None]:
-    """Let libraries use the threads of all cores, unless the cell has chosen a number."""
-    share = os.environ.get("OMP_NUM_THREADS", "")
-    cores = processes.usable_cores()
-    torch, threadpoolctl = sys.modules.get("torch"), sys.modules.get("threadpoolctl")
-    with ExitStack() as stack:
-        if torch is not None and str(torch.get_num_threads()) == share:
-            stack.callback(torch.set_num_threads, torch.get_num_threads())
-            torch.set_num_threads(cores)
-        if threadpoolctl is not None and share:
-            stack.enter_context(threadpoolctl.threadpool_limits(cores))
-        yield
 
 
 def _content(fd: int) -> bytes:

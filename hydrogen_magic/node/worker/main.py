@@ -387,8 +387,6 @@ class _Rank:
         """Predict until there is nothing left. The cell's own value is not asked for."""
         from hydrogen_magic.node.worker import inference
 
-        began_s = time.monotonic()
-        cell_s = 0.0
         ready = self.kept.set_up
         if ready is None or self.session is not None:
             ready = self.kept.set_up = inference.set_up(loaded)
@@ -396,9 +394,8 @@ class _Rank:
                 # These objects stay. Otherwise the garbage collector visits them again and again, which
                 # takes a fifth of the time of a predict that makes a list of every row.
                 gc.freeze()
-            cell_s = time.monotonic() - began_s
         channel = self.channels.pop()
-        is_done = inference.serve(channel, ready.predict, options, cell_s=cell_s, files=ready.files)
+        is_done = inference.serve(channel, ready.predict, options, files=ready.files)
         self.is_retained = is_done and ready.can_stay
 
     def _show_displays(self) -> None:
