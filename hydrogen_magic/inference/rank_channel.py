@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
+import io
 import os
-import pickle
 import socket
 import time
 from collections import deque
@@ -15,6 +15,7 @@ from typing import Any
 from hydrogen_magic.inference.chunk_queue import Chunk, RowLimit
 from hydrogen_magic.node.prediction.shared_buffers import BufferReader, BufferWriter
 from hydrogen_magic.serialization.payload import memory_file
+from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.transport import framing
 
 
@@ -70,7 +71,9 @@ class RankChannel:
         layout = getattr(chunk.table, "layout", None)
         if layout is not None and not self.knows_layout:
             self.knows_layout = True
-            self._send_file("lay out", pickle.dumps(layout, protocol=5))
+            content = io.BytesIO()
+            Pickler(content, protocol=5).dump(layout)  # ``attrs`` may have values of the notebook
+            self._send_file("lay out", content.getbuffer())
         place, fds = self.chunks.write(chunk.table)
         self.since_s = self.since_s if self.in_flight else time.monotonic()
         self.in_flight.append(chunk)

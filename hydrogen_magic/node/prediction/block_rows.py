@@ -8,9 +8,6 @@ columns once.
 
 from __future__ import annotations
 
-import io
-import pickle
-from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from typing import Any
@@ -20,7 +17,6 @@ import pyarrow as pa
 
 from hydrogen_magic.node.prediction.arrow_types import size_bytes
 from hydrogen_magic.node.prediction.chunking import one_batch
-from hydrogen_magic.serialization.pickler import Pickler
 
 
 @dataclass(frozen=True, eq=False)
@@ -44,8 +40,7 @@ class BlockLayout:
 
     def __getstate__(self) -> dict[str, Any]:
         """Without the cached properties: pickling a schema of many columns takes far longer than the rest."""
-        state = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {**state, "like": _ByNameOrValue(self.like)}
+        return {field.name: getattr(self, field.name) for field in fields(self)}
 
     @cached_property
     def order(self) -> Any:
@@ -69,33 +64,6 @@ class BlockLayout:
         order = self.order.tolist()
         types = [(name, kinds[n]) for name, n in zip(self.names, order, strict=True)]
         return pa.schema(types, metadata=self.table.metadata)
-
-
-class _ByNameOrValue:
-    """Pickles a value of the notebook: ``attrs`` may contain anything.
-
-    A class of the notebook is read by its name on a rank whose cell uses it, so that ``isinstance`` holds
-    there, and is a copy on others.
-    """
-
-    def __init__(self, value: Any) -> None:
-        self._value = value
-
-    def __reduce__(self) -> tuple[Any, ...]:
-        by_name = b""
-        with suppress(
-            Exception
-        ):  # of a lambda: the other form is always tried, and raises what is shown
-            by_name = pickle.dumps(self._value, protocol=5)
-        by_value = io.BytesIO()
-        Pickler(by_value, protocol=5).dump(self._value)
-        return _loaded, (by_name, by_value.getvalue())
-
-
-def _loaded(by_name: bytes, by_value: bytes) -> Any:
-    with suppress(Exception):  # the name is missing, or is that of something else
-        return pickle.loads(by_name)
-    return pickle.loads(by_value)
 
 
 @dataclass(frozen=True, eq=False)
