@@ -16,12 +16,7 @@ import pyarrow as pa
 
 from hydrogen_magic.core.units import counted
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.arrow_types import (
-    is_ordered,
-    is_undecided,
-    size_bytes,
-    unordered,
-)
+from hydrogen_magic.node.prediction.arrow_types import is_undecided, size_bytes
 from hydrogen_magic.node.prediction.block_rows import concatenated
 from hydrogen_magic.node.prediction.ddl import parse_schema
 from hydrogen_magic.node.prediction.options import ERROR_COLUMN, InferOptions
@@ -160,8 +155,6 @@ class ChunkQueue:
         """Number of the first chunk that has not contributed to the predicted columns."""
         self._undecided_bytes = 0
         """Size of the chunks before it."""
-        self._categories: dict[str, Any] = {}
-        """Those of ordered columns."""
         self._seen: Any = None
         """The predicted columns so far; unknown types are null."""
 
@@ -394,7 +387,6 @@ class ChunkQueue:
             return
         try:
             wide = self._joined(self.schema, answer.columns)
-            wide = self._without_other_orders(wide, answer.columns)
             columns, wide = self._fitted(answer.columns, wide)
         except MisfitError:
             self._predict_again(chunk, answer.columns)
@@ -423,18 +415,6 @@ class ChunkQueue:
             if not self._as_text:
                 raise
             return self._fitted(columns, as_text(schema, misfit))
-
-    def _without_other_orders(self, schema: Any, columns: Any) -> Any:
-        """Return ``schema``, in which ordered categories are unordered if those of other rows differ."""
-        for place, known in enumerate(schema):
-            if is_ordered(known.type):
-                chunks = columns.column(known.name).chunks
-                found = [chunk.dictionary for chunk in chunks if is_ordered(chunk.type)]
-                found = [categories for categories in found if len(categories)]  # else all failed
-                first = self._categories.setdefault(known.name, found[0]) if found else None
-                if not all(categories.equals(first) for categories in found):
-                    schema = schema.set(place, known.with_type(unordered(known.type)))
-        return schema
 
     def _predict_again(self, chunk: Chunk, columns: Any) -> None:
         """Return a chunk to the queue, for a rank that knows the predicted columns."""

@@ -185,38 +185,6 @@ def test_a_wider_type_that_comes_late_is_the_one_of_all_rows() -> None:
         assert book.finish() == [2.0 * x for x in range(1_000)]
 
 
-def ordered(values: list[str], categories: list[str]) -> pa.Array:
-    places = pa.array([categories.index(value) for value in values], pa.int32())
-    return pa.DictionaryArray.from_arrays(places, categories, ordered=True)
-
-
-@pytest.mark.parametrize(
-    ("orders", "is_ordered"),
-    [
-        ([["lo", "hi"], ["lo", "mid", "hi"], ["lo", "hi"]], False),
-        ([["lo", "mid", "hi"], ["lo", "hi"], ["lo", "hi"]], False),
-        ([["lo", "hi"]] * 3, True),
-    ],
-)
-def test_categories_that_differ_are_unordered(orders: list[list[str]], is_ordered: bool) -> None:
-    """Arrow would append the new one: lo, hi, mid."""
-    source = sources.source(pa.table({"x": range(12)}))
-    options = InferOptions(batch_size=3)
-    book = ChunkQueue(source, source.result(options), options, 1)
-    values = [ordered(["hi", "lo", "hi"], order) for order in orders]
-    for column in (*values, pa.nulls(3, values[0].type)):  # rows that failed
-        chunk = next_of(book)
-        assert chunk.n_rows == 3
-        book.answer(chunk, pa.table({"y": column}), ())
-    assert book.next() is None
-    found = book.finish()["y"]
-    assert found.to_pylist() == [*["hi", "lo", "hi"] * 3, None, None, None]
-    assert found.type.ordered == is_ordered and bool(book.widened) != is_ordered
-    known = Predictor(lambda batch: {"y": values[0]}, options)
-    known.adopt(pa.schema({"y": found.type}))  # as a rank does
-    assert known.run(pa.table({"x": range(3)}), 0).columns["y"].type == found.type
-
-
 LATE = {
     "times": (
         pa.array([253402214400_000_000], pa.timestamp("us")),

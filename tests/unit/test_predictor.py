@@ -610,6 +610,15 @@ def test_types_become_wide_enough_for_all_rows(one: Any, other: Any, kind: pa.Da
     assert halves[0][:3] == halves[1][3:] and halves[0][3:] == halves[1][:3]
 
 
+def test_predicted_categories_have_no_order() -> None:
+    """Arrow would append those of later rows: lo, hi, mid."""
+    orders = ["lo", "hi"], ["lo", "mid", "hi"]
+    columns = [pd.Categorical(["hi", "lo", "hi"], order, ordered=True) for order in orders]
+    found = run(by_batch(*columns), frame(6))["y"]
+    assert found.to_pylist() == ["hi", "lo", "hi"] * 2
+    assert not found.type.ordered
+
+
 @pytest.mark.parametrize("wrap", [lambda row: row, lambda row: [row]], ids=["struct", "list"])
 def test_structs_get_all_fields_in_the_order_of_the_first_rows(wrap: Callable[[Any], Any]) -> None:
     rows = [

@@ -73,16 +73,6 @@ def is_undecided(kind: pa.DataType) -> bool:
     return pa.types.is_null(kind) or is_empty or any(map(is_undecided, parts))
 
 
-def is_ordered(kind: pa.DataType) -> bool:
-    """Return whether values are ordered categories."""
-    return pa.types.is_dictionary(kind) and bool(kind.ordered)
-
-
-def unordered(kind: pa.DataType) -> pa.DataType:
-    """Return the type for the same categories without an order."""
-    return pa.dictionary(kind.index_type, kind.value_type)
-
-
 def arrays_inside(array: pa.Array) -> list[pa.Array]:
     """Return the arrays inside a nested array, without those of null rows; none for other types."""
     of_family = family(array.type)

@@ -50,7 +50,7 @@ def array_from(
     type as text. Raises MisfitError for other such values.
     """
     try:
-        return _with_wide_indices(_array(value, n_rows, field))
+        return _unordered(_array(value, n_rows, field))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         texts = _texts(value) if as_text else None
         if texts is not None:
@@ -342,9 +342,8 @@ def _widened(kind: pa.DataType) -> pa.DataType:
     return with_parts(kind, _widened) or kind
 
 
-def _with_wide_indices(array: pa.Array) -> pa.Array:
-    """Return a dictionary array with int32 indices; their width depends on the number of its values."""
-    kind = array.type
-    if family(kind) != "dictionary" or kind.index_type == pa.int32():
+def _unordered(array: pa.Array) -> pa.Array:
+    """Return a dictionary array with int32 indices and no order; other batches may have more values."""
+    if family(array.type) != "dictionary":
         return array
-    return array.cast(pa.dictionary(pa.int32(), kind.value_type, kind.ordered))
+    return array.cast(pa.dictionary(pa.int32(), array.type.value_type))

@@ -1,11 +1,11 @@
 """One schema for all outputs: it becomes wide enough for each of them, in whatever order they come.
 
-Numbers become wider: int64 and float64 are float64. Times with different time zones become UTC. Categories in
-different orders have none. A column of nulls has the type ``null`` until a batch shows another one, also
-inside lists and structs; one of NaN alone is float until then, and null beside text. Other types that differ
-are refused, and so are values that do not fit the wider type; if errors are collected, the column becomes
-text instead. With ``--schema`` the types are fixed: numbers are converted if they are in range, and rounded
-for ``float``; NaN in a column of integers is a missing value.
+Numbers become wider: int64 and float64 are float64. Times with different time zones become UTC. A column of
+nulls has the type ``null`` until a batch shows another one, also inside lists and structs; one of NaN alone
+is float until then, and null beside text. Other types that differ are refused, and so are values that do not
+fit the wider type; if errors are collected, the column becomes text instead. With ``--schema`` the types are
+fixed: numbers are converted if they are in range, and rounded for ``float``; NaN in a column of integers is a
+missing value.
 """
 
 from __future__ import annotations
@@ -20,7 +20,6 @@ from hydrogen_magic.node.prediction.arrow_types import (
     arrays_inside,
     family,
     in_utc,
-    unordered,
 )
 from hydrogen_magic.node.prediction.column_names import listed
 
@@ -171,8 +170,6 @@ def _joined_type(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
         return found
     if "dictionary" in kinds and kinds[0] != kinds[1]:
         return _joined_type(_decoded(known), _decoded(found))
-    if kinds == ("dictionary", "dictionary") and known.ordered != found.ordered:
-        return _joined_type(unordered(known), unordered(found))
     if kinds[0] != kinds[1]:
         if not set(kinds) <= set(NUMBERS):
             return None
