@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
@@ -25,10 +25,6 @@ if TYPE_CHECKING:
 _READ_OPTIONS = {"batch_size": 1 << 14, "batch_readahead": 2, "fragment_readahead": 1}
 """How much of a Dataset is read at once, and ahead of the requested batch."""
 _READ_ROWS = 1 << 14
-_NO_TRANSFORM = (
-    "the transform of the Dataset (with_transform or set_transform) is not applied: predict gets the stored"
-    " columns. Transform the batch in predict, or pass the Dataset that map() returns"
-)
 
 
 def arrow_source(frame: Any) -> ArrowSource | None:
@@ -47,10 +43,7 @@ def arrow_source(frame: Any) -> ArrowSource | None:
     if is_a(frame, "datasets", "Dataset"):  # of Hugging Face
         rows = frame.with_format("arrow")
         schema = frame.features.arrow_schema
-        source = _read_once(schema, lambda: rows.iter(_READ_ROWS), type(frame))
-        if frame.format["type"] == "custom":
-            source.notes = [_NO_TRANSFORM]
-        return source
+        return _read_once(schema, lambda: rows.iter(_READ_ROWS), type(frame))
     if not hasattr(type(frame), "__arrow_c_stream__"):  # an Ibis group answers every attribute
         return None
     try:
@@ -83,8 +76,6 @@ class ArrowSource:
         convert: Makes the result from what ``join`` returns.
         close: Ends the reading of such data, which may block a connection to a database.
     """
-
-    notes: Sequence[str] = ()
 
     def __init__(
         self,

@@ -33,8 +33,6 @@ from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue, RowLimit
 from hydrogen_magic.inference.kept_parts import KeptParts
 from hydrogen_magic.inference.rank_channel import RankChannel
 from hydrogen_magic.node.prediction.arrow_types import size_bytes
-from hydrogen_magic.node.prediction.column_names import listed
-from hydrogen_magic.node.prediction.inputs import left_out
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.row_labels import failures_text, rows_text, widened_text
 from hydrogen_magic.node.prediction.shared_buffers import MAX_IN_FLIGHT
@@ -104,8 +102,6 @@ class Dispatcher:
         self._are_rows_wanted = False
         self._closing: socket.socket | None = None
         """Closed at the end of the attempt."""
-        self._is_set_up = False
-        """Whether a rank, of any attempt, has run the cell."""
         self._report_at = 0.0
         self._began_s: float | None = None
         """When the first rows were sent, by the gang's clock."""
@@ -416,19 +412,11 @@ class Dispatcher:
                 channel.is_ready = channel.is_connected = False
             else:
                 self._silence.set_up(time.monotonic() - channel.since_s)
-                self._note_left_out(message["kind"])
                 channel.is_ready = True
         channel.is_connected = channel.is_connected and is_open
         channel.is_ready = channel.is_ready and is_open
         self._send_chunks()
         return is_open
-
-    def _note_left_out(self, kind: str) -> None:
-        """Report, once, the columns that ``predict`` does not get; ``kind``: that of its batches."""
-        names = [] if self._is_set_up else left_out(kind, self._source.schema)
-        self._is_set_up = True
-        if names:
-            self._notice("info", f"predict takes {kind} batches, which leave out {listed(names)}")
 
     def _answer(self, channel: RankChannel, message: dict[str, Any], fds: Sequence[int]) -> None:
         data = channel.outputs.copied(message, fds) if "buffer" in message else None

@@ -58,8 +58,6 @@ _READ_BYTES_OF_STORES = 8 << 20
 class FileSource:
     """See :class:`hydrogen_magic.inference.sources.FrameSource`."""
 
-    notes: Sequence[str] = ()
-
     def __init__(self, path: AnyPath | Sequence[AnyPath], target: AnyPath | None = None) -> None:
         first = path if isinstance(path, (str, os.PathLike)) else next(iter(path), "")
         self._is_text = isinstance(first, str)

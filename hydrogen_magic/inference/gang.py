@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from contextlib import ExitStack
-from dataclasses import replace
 from functools import partial
 from typing import Any
 
@@ -67,8 +66,7 @@ def infer(
         ranks = fingerprints.of_ranks(captured, cell)
         feed = Dispatcher(source, result, options, spec.np, ranks, kept, is_here=is_here)
         on_error.callback(feed.end, "FAILED")
-        noted = replace(captured, warnings=(*captured.warnings, *source.notes))
-        gang = launcher.launch_captured(noted, spec, title=title, feed=feed)
+        gang = launcher.launch_captured(captured, spec, title=title, feed=feed)
         on_error.pop_all()
     return InferenceRun(gang, lambda: feed.value, feed.finished)
 

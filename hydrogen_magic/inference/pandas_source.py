@@ -21,7 +21,7 @@ Lists and arrays with a null integer or boolean inside are Python lists.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -69,8 +69,6 @@ class PandasSource:
         blocks, others = _grouped(frame)
         self._columns = [_column(self._names[n], frame.iloc[:, n]) for n in others]
         self.n_rows: int | None = len(frame)
-        notes = (_keys_note(self._names[n], c) for n, c in zip(others, self._columns, strict=True))
-        self.notes: Sequence[str] = [note for note in notes if note]
         names = [self._names[n] for n in others]
         types = [(name, column.type) for name, column in zip(names, self._columns, strict=True)]
         named = frame.iloc[:, others].set_axis(names, axis=1)
@@ -230,19 +228,6 @@ def _column(name: str, series: Any) -> _PandasColumn:
         dtype = f"category of {values.categories.dtype}" if is_dictionary else str(series.dtype)
         raise _unsupported(name, dtype)
     return _PandasColumn(values, kind, is_objects=False)
-
-
-def _keys_note(name: str, column: _PandasColumn) -> str:
-    """Return a note about dicts with different keys, whose type in Arrow has all of them."""
-    if not column.is_objects or not pa.types.is_struct(column.type):
-        return ""
-    n_keys = column.type.num_fields
-    if all(len(value) == n_keys for value in column.values if isinstance(value, dict)):
-        return ""
-    return (
-        f"column {name!r} has dicts with different keys: predict gets every key in each of them, with None "
-        "where there was none"
-    )
 
 
 def _index_columns(frame: pd.DataFrame) -> list[_PandasColumn]:

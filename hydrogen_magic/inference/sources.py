@@ -22,7 +22,7 @@ from __future__ import annotations
 
 import importlib.metadata
 import os
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -70,8 +70,6 @@ class FrameSource(Protocol):
     """Schema of every chunk."""
     n_rows: int | None
     """None if it is not known before all data is read."""
-    notes: Sequence[str]
-    """What is not the same for ``predict`` as in the data."""
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table | BlockRows]:
         """Yield all rows in order; every chunk but the last has a whole number of batches.

@@ -181,22 +181,6 @@ def test_parquet_data_is_written_where_it_is_said(shell: InteractiveShell, tmp_p
         run(shell, f"df --out {tmp_path / 'new.parquet'}")
 
 
-def test_dicts_that_get_other_keys_are_named(shell: InteractiveShell) -> None:
-    shell.user_ns["df"] = pd.DataFrame({"meta": [{"a": 1}, {"b": 2}, None], "same": [{"a": 1}] * 3})
-    predict = "def predict(batch):\n    return {'n': [len(meta or ()) for meta in batch['meta']]}"
-    assert run(shell, "df --np 1 --only --quiet", predict)["n"].tolist() == [2, 2, 0]
-    (notice,) = list(launcher.gangs().values())[-1].snapshot().notices
-    assert notice.text.startswith("column 'meta' has dicts with different keys"), notice.text
-
-
-def test_columns_that_predict_does_not_get_are_named(shell: InteractiveShell) -> None:
-    shell.user_ns["df"] = pd.DataFrame({"id": ["a", "b"], "x": 1.0, "points": [[1.0, 2.0]] * 2})
-    predict = "import torch\ndef predict(batch: torch.Tensor):\n    return batch.sum(1)"
-    assert run(shell, "df --np 1 --only --quiet", predict)["prediction"].tolist() == [3.0, 3.0]
-    (notice,) = list(launcher.gangs().values())[-1].snapshot().notices
-    assert notice.text == "predict takes torch.Tensor batches, which leave out 'id', 'x'"
-
-
 def test_a_frame_may_have_classes_of_the_notebook(shell: InteractiveShell) -> None:
     """Its own class, and that of a value in ``attrs``."""
     shell.run_cell("""

@@ -753,10 +753,7 @@ def test_an_ibis_table_gives_a_table() -> None:
 def test_a_hugging_face_dataset_gives_a_dataset() -> None:
     datasets = pytest.importorskip("datasets")
     data = datasets.Dataset.from_dict({"a": [1, 2, 3], "b": ["x", "y", "z"]}).select([2, 0])
-    assert not sources.source(data).notes
-    (note,) = sources.source(data.with_transform(dict)).notes
-    assert "map()" in note
-    done = predicted(data, counted)
+    done = predicted(data.with_transform(dict), counted)
     assert isinstance(done, datasets.Dataset)
     assert done.to_dict() == {"a": [3, 1], "b": ["z", "x"], "n": [1.5] * 2}
     halves = predicted(

@@ -112,27 +112,6 @@ def _cut(value: Any, start: int, stop: int) -> Any:
     return arrow_to_pandas.part(value, start, stop) if hasattr(value, "iloc") else value[start:stop]
 
 
-def left_out(kind: str, schema: pa.Schema) -> list[str]:
-    """Return the names of the columns that batches of this kind do not have.
-
-    Empty if no batch can be made of these columns, which :class:`BatchConverter` reports.
-    """
-    if kind in (kinds.ARRAY, kinds.TENSOR):
-        try:
-            taken = set(_numeric_places(schema))
-        except InferError:
-            return []
-    elif kind == kinds.TENSORS:
-        taken = {
-            place
-            for place, found in enumerate(schema.types)
-            if is_number(found) or is_list_of_numbers(found)
-        }
-    else:
-        return []
-    return [name for place, name in enumerate(schema.names) if place not in taken]
-
-
 # ── polars ───────────────────────────────────────────────────────────────────────────────────────
 
 

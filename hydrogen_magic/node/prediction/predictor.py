@@ -157,11 +157,6 @@ class Predictor:
         columns = with_reasons(self._assembled(parts, misfits), misfits)
         return ChunkOutput(columns, failures, misfits)
 
-    @property
-    def kind(self) -> str:
-        """The kind of batch, one of :mod:`~hydrogen_magic.node.prediction.annotations`."""
-        return self._caller.kind
-
     def find_columns(self, schema: pa.Schema) -> None:
         """Predict a batch without rows, which sets the predicted columns. Raises its error."""
         rows = pa.RecordBatch.from_arrays(

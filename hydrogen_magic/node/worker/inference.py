@@ -90,8 +90,7 @@ class _ChunkServer:
                 stack.callback(part.close)
             self._written |= file_tracking.written()
             read = file_tracking.of_data(file for file in files if file not in self._written)
-            kind = self._predictor.kind
-            self._send({"did": "set up", "files": read, "kind": kind})
+            self._send({"did": "set up", "files": read})
             while (received := framing.receive(reader)) is not None:
                 message, fds = received
                 if message["do"] == "end":
