@@ -13,7 +13,6 @@ from dataclasses import dataclass, field, replace
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.core.units import counted
 from hydrogen_magic.node.prediction.row_labels import failures_text
 
 _ROWS_BAR = -1
@@ -24,8 +23,6 @@ _SILENT_S = 5.0
 """A worker without a report for so long has ended, or holds the GIL."""
 _SILENT_REPORTS = 3
 """The same in intervals between reports."""
-_NO_REPORT_S = 3.0
-"""If no worker has reported after so long, ranks show Spark's own number of tasks."""
 
 
 @dataclass
@@ -214,26 +211,15 @@ class SparkProgress:
         return self._polled_s if self._began_s is None else self._began_s
 
     def _rank_events(self, now_s: float) -> Iterator[tuple[object, ev.Event]]:
-        if not self._workers:
-            yield from self._events_without_reports(now_s)
         for rank in range(self._n_ranks):
             workers = [worker for worker in self._workers.values() if worker.rank == rank]
             tasks = [w.task for w in workers if w.task is not None and self._is_busy(w, now_s)]
-            if workers or (("phase", rank) in self._emitted and self._workers):
+            if workers:
                 phase = tasks[-1].phase if tasks else "waiting"
                 yield ("phase", rank), ev.RankPhase(now_s, rank, phase)
             rows = sum(sum(worker.rows.values()) for worker in workers)
             if rows:
                 yield ("bar", rank), ev.Progress(now_s, rank, _ROWS_BAR, "", rows, None, "rows")
-
-    def _events_without_reports(self, now_s: float) -> Iterator[tuple[object, ev.Event]]:
-        """Yield phases of ranks from Spark's tasks, if workers cannot reach the kernel."""
-        if self._tasks is None or now_s - self._polled_s < _NO_REPORT_S:
-            return
-        done, total = self._tasks
-        for rank in range(min(self._n_ranks, total - done)):
-            detail = f"{done} of {counted(total, 'task')} done"
-            yield ("phase", rank), ev.RankPhase(now_s, rank, "running", detail)
 
     def _rows_event(self, now_s: float) -> ev.Event:
         done, total = self._task_counts()
