@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import InferError
@@ -126,7 +124,7 @@ def _from_table(frame: pa.Table | pa.RecordBatch) -> ArrowSource:
         )
         own = [chosen.slice(first, end - first) for first, end in done]
         rows = pa.concat_tables(own or [chosen.slice(0, 0)])
-        whole = _with_predicted(rows, predicted)
+        whole = side_by_side(rows, predicted)
         return one_batch(whole) if is_batch else whole
 
     return ArrowSource(table.schema, cut, join, table.num_rows)
@@ -135,52 +133,18 @@ def _from_table(frame: pa.Table | pa.RecordBatch) -> ArrowSource:
 def _read_once(
     schema: pa.Schema,
     read: Callable[[], Iterable[Any]],
-    convert: Callable[[pa.Table], Any] | None = None,
+    convert: Callable[[pa.Table], Any] = lambda table: table,
     close: Callable[[], None] = lambda: None,
 ) -> ArrowSource:
-    """Return a source of batches or tables; ``convert`` makes the result from a Table, if it is not one."""
+    """Return a source of batches or tables; ``convert`` makes the result from a Table."""
 
     def cut(batch_size: int) -> Iterator[pa.Table]:
         return chunking.rebatched(read(), schema, chunking.ChunkSizer(batch_size))
 
     def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
-        return (_with_predicted if convert is None else side_by_side)(rows, predicted)
+        return side_by_side(rows, predicted)
 
-    made = convert or (lambda table: table)
-    return ArrowSource(schema, cut, join, convert=made, close=close)
-
-
-def _with_predicted(rows: pa.Table, predicted: pa.Table) -> pa.Table:
-    """Return a Table with the predicted columns beside the others, and arrays among them as tensors."""
-    columns = [_as_tensors(column) for column in predicted.columns]
-    return side_by_side(rows, pa.Table.from_arrays(columns, predicted.column_names))
-
-
-def _as_tensors(column: pa.ChunkedArray) -> pa.ChunkedArray:
-    """Return a column of arrays of one shape as tensors; others, and those with nulls inside, as they are."""
-    shape, kind = [], column.type
-    while pa.types.is_fixed_size_list(kind):
-        shape.append(kind.list_size)
-        kind = kind.value_type
-    if len(shape) < 2 or not (pa.types.is_integer(kind) or pa.types.is_floating(kind)):
-        return column
-    tensor = pa.fixed_shape_tensor(kind, shape)
-    chunks = []
-    for lists in column.chunks:
-        values = pc.list_flatten(lists, recursive=True)
-        if len(values) != (len(lists) - lists.null_count) * math.prod(shape):
-            return column
-        flat = pa.FixedSizeListArray.from_arrays(values, type=tensor.storage_type)
-        flat = flat.take(_places(lists)) if lists.null_count else flat
-        chunks.append(pa.ExtensionArray.from_storage(tensor, flat))
-    return pa.chunked_array(chunks, tensor)
-
-
-def _places(lists: pa.Array) -> pa.Array:
-    """Return where each value is among those that are not null; null for null."""
-    is_valid = lists.is_valid()
-    counted = pc.subtract(pc.cumulative_sum(is_valid.cast(pa.int64())), 1)
-    return pc.if_else(is_valid, counted, None)
+    return ArrowSource(schema, cut, join, convert=convert, close=close)
 
 
 def scanned(dataset: Any) -> Iterator[pa.RecordBatch]:

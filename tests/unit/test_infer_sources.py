@@ -13,7 +13,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import dataclass, fields
+from dataclasses import fields
 from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
@@ -108,16 +108,6 @@ KINDS_OF_CELLS = (*infer_data.EVERYTHING, pa.float16(), pa.timestamp("ns", "Euro
 IN_PARQUET = [kind for kind in KINDS_OF_CELLS if kind != pa.null()]
 
 
-@dataclass(frozen=True)
-class FromOutside:
-    """A table as other libraries show theirs: Ibis, DataFusion, …"""
-
-    table: pa.Table
-
-    def __arrow_c_stream__(self, requested_schema: object = None) -> object:
-        return self.table.__arrow_c_stream__()
-
-
 def same(left: pa.Table, right: pa.Table) -> bool:
     """Say whether tables are equal, NaN being itself; lists of NaN too."""
     return bool(left.schema.equals(right.schema)) and infer_data.alike(
@@ -130,16 +120,6 @@ def twice(table: pa.Table) -> pa.Table:
     return pa.Table.from_arrays([*table.columns, *table.columns], schema=pa.schema(fields))
 
 
-def without_tensors(table: pa.Table) -> pa.Table:
-    """Return predicted tensors as the lists of lists that were predicted."""
-    for place, field in enumerate(table.schema):
-        if isinstance(field.type, pa.FixedShapeTensorType):
-            rows = [value.to_numpy().tolist() if value.is_valid else None for value in table[place]]
-            known = table.schema.field(field.name.removeprefix("p_"))
-            table = table.set_column(place, known.with_name(field.name), pa.array(rows, known.type))
-    return table
-
-
 @quick
 @given(
     table=infer_data.tables(KINDS_OF_CELLS), batch_size=st.integers(1, 9), seed=st.integers(0, 99)
@@ -149,14 +129,13 @@ def test_arrow_frames_come_back_with_their_types(
 ) -> None:
     how: dict[str, Any] = {"batch_size": batch_size, "seed": seed}
     whole = twice(table)
-    assert same(without_tensors(predicted(table, **how)), whole)
-    assert same(without_tensors(predicted(ds.dataset(table), **how)), whole)
-    assert same(without_tensors(predicted(table.to_reader(max_chunksize=4), **how)), whole)
+    assert same(predicted(table, **how), whole)
+    assert same(predicted(ds.dataset(table), **how), whole)
+    assert same(predicted(table.to_reader(max_chunksize=4), **how), whole)
     combined = table.combine_chunks().to_batches() or [pa.RecordBatch.from_pylist([], table.schema)]
     batch = predicted(combined[0], **how)
-    assert isinstance(batch, pa.RecordBatch) and same(
-        without_tensors(pa.Table.from_batches([batch])), whole
-    )
+    assert isinstance(batch, pa.RecordBatch)
+    assert same(pa.Table.from_batches([batch]), whole)
 
 
 @quick
@@ -366,28 +345,6 @@ def test_arrays_of_several_dimensions_in_pandas(dtype: str) -> None:
     assert sources.source(frame.iloc[:0]).schema.names == ["n", "image"]
     done = predicted(frame, counted)
     assert all(mine is own for mine, own in zip(done["image"], images, strict=True))
-
-
-@pytest.mark.parametrize(
-    "make", [pa.table, pa.record_batch, lambda data: FromOutside(pa.table(data))]
-)
-def test_predicted_tensors_are_tensors_in_arrow(make: Callable[[Any], Any]) -> None:
-    rows = [None, [[1.0, 2, 3], [4, 5, 6]], None, [[7, 8, 9], [1, 2, 3]]]
-    shaped = pa.array(rows, pa.list_(pa.list_(pa.float32(), 3), 2))
-    inner = pa.array([[None, [1]]] * 4, pa.list_(pa.list_(pa.int8(), 1), 2))
-
-    def predict(chunk: pa.Table) -> pa.Table:
-        first = chunk["x"][0].as_py()
-        return pa.table(
-            {"t": shaped.slice(first, chunk.num_rows), "n": inner.slice(first, chunk.num_rows)}
-        )
-
-    done = predicted(make({"x": [0, 1, 2, 3], "own": shaped}), predict)
-    assert done.schema.field("t").type == pa.fixed_shape_tensor(pa.float32(), [2, 3])
-    found = [value.to_numpy() for value in done["t"] if value.is_valid]
-    assert np.stack(found).tolist() == [rows[1], rows[3]]
-    assert [value.is_valid for value in done["t"]] == [False, True, False, True]
-    assert (done.schema.field("own").type, done.schema.field("n").type) == (shaped.type, inner.type)
 
 
 def test_a_rank_can_make_the_same_dtypes_again() -> None:
