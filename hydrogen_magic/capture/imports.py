@@ -47,13 +47,11 @@ class Statement:
         """Whether this statement, run in the kernel now, would bind ``name`` to ``value``."""
         if self.name not in (name, "*"):
             return False
-        if self.is_root:
-            return sys.modules.get(self.module.partition(".")[0]) is value
-        module = sys.modules.get(self.module)
+        module = sys.modules.get(self.module.partition(".")[0] if self.is_root else self.module)
+        if module is None:  # the import has failed, and another statement binds None
+            return False
         if not self.attribute:
             return module is value
-        if module is None:
-            return False
         attribute = name if self.name == "*" else self.attribute
         return _attribute(module, attribute) is value
 

@@ -242,11 +242,15 @@ def test_conditional_imports_and_side_effects(
             import does_not_exist as js
         except ImportError:
             import json as js
+        try:
+            import does_not_exist
+        except ImportError:
+            does_not_exist = None
         import plugin
         import kernel_only
         import registry
     """)
-    rank = ranks.run(notebook.capture("js.dumps(registry.known)"))
+    rank = ranks.run(notebook.capture("does_not_exist or js.dumps(registry.known)"))
     assert rank.value == '["plugin"]'
     assert len(rank.warnings) == 1 and "`import kernel_only` (from an earlier" in rank.warnings[0]
     own = notebook.capture("try:\n    import kernel_only\nexcept OSError as e:\n    m = str(e)\nm")
