@@ -59,6 +59,18 @@ def test_a_session_undoes_each_filter_of_warnings() -> None:
             assert [each[1].pattern for each in filters] == messages[::-1]
 
 
+def test_a_filter_that_python_has_too_is_sent_if_the_notebook_sets_it() -> None:
+    with warnings.catch_warnings():
+        warnings.resetwarnings()
+        for category in (ResourceWarning, DeprecationWarning):  # as Python begins
+            warnings.simplefilter("ignore", category)
+        warnings.filterwarnings("default", category=DeprecationWarning, module="__main__")
+        assert not [one for one in settings.read() if "ignore:" in str(one)]
+        warnings.simplefilter("ignore", DeprecationWarning)
+        (sent,) = [one for one in settings.read() if "ignore:" in str(one)]
+        assert isinstance(sent, Setting) and "DeprecationWarning" in sent.label
+
+
 def test_a_garbage_collector_that_spark_connect_has_switched_off_is_no_setting() -> None:
     """It does so for as long as a stage of a gang runs, in another thread."""
     gc.disable()

@@ -6,6 +6,7 @@ import sys
 import warnings
 from collections.abc import Iterator, Sequence
 from functools import partial
+from itertools import dropwhile
 from typing import Any
 
 from hydrogen_magic.node.worker.settings.provider import Provider, Stays, Undo
@@ -17,9 +18,7 @@ _PYTHONS_FILTERS = (DeprecationWarning, PendingDeprecationWarning, ImportWarning
 def _read_warnings(module: Any) -> Iterator[Setting | Stays]:
     # The last one that is added is the first that is asked.
     filters: list[Any] = list(warnings.filters)
-    for action, message, category, where, line in reversed(filters):
-        if action == "ignore" and category in _PYTHONS_FILTERS and not (message or where):
-            continue
+    for action, message, category, where, line in dropwhile(_is_pythons, reversed(filters)):
         if _pattern(where) == "__main__" or category.__module__.startswith("IPython."):
             continue  # IPython's own
         is_main = category.__module__ == "__main__"
@@ -30,6 +29,12 @@ def _read_warnings(module: Any) -> Iterator[Setting | Stays]:
             name = f"{category.__module__}.{category.__qualname__}"
             key = f"{action}:{value[1]}:{name}:{value[3]}:{line}"  # as Python's option -W has it
             yield Setting("warnings", home, key, value)
+
+
+def _is_pythons(entry: Any) -> bool:
+    """Whether Python begins with this filter; a notebook that sets it moves it before all others."""
+    action, message, category, where, _ = entry
+    return action == "ignore" and category in _PYTHONS_FILTERS and not (message or where)
 
 
 def _pattern(pattern: Any) -> str:
