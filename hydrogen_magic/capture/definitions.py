@@ -1,17 +1,21 @@
-"""Sources of the notebook's functions and classes, and whether these were wrapped since."""
+"""Sources of the notebook's functions and classes, and whether these would make the same objects now."""
 
 from __future__ import annotations
 
 import ast
+import builtins
 import inspect
 import textwrap
 import types
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from hydrogen_magic.core import syntax
 from hydrogen_magic.errors import CaptureError
+from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.serialization.pickler import is_main
+
+_FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def has_source(value: Any) -> bool:
@@ -45,13 +49,18 @@ def is_lambda_elsewhere(name: str, value: Any) -> bool:
 
 
 def check_definition(name: str, value: Any, source: str, namespace: Mapping[str, Any]) -> None:
-    """Raise CaptureError if a function or class was wrapped after its definition."""
+    """Raise CaptureError if it was wrapped after its definition, or a default has another value now."""
     made = next(iter(syntax.parse(source).body), None)
     decorators = getattr(made, "decorator_list", None)
     if decorators is not None and _is_wrapped_since(value, len(decorators), namespace):
         raise CaptureError(
             f"`{name}` cannot be saved: it was wrapped after its definition; write the wrapper as a "
             "decorator, `@…` above the definition"
+        )
+    if changed := _changed_default(value, made, namespace):
+        raise CaptureError(
+            f"`{name}` cannot be saved: its default `{changed}` has another value now; run the cell that "
+            f"defines `{name}` again"
         )
 
 
@@ -63,3 +72,35 @@ def _is_wrapped_since(value: Any, n_decorators: int, namespace: Mapping[str, Any
     if present is value:  # its decorators may have made several
         return bool(wrappers) and not n_decorators
     return len(wrappers) > n_decorators or any(each is present for each in [*wrappers, inner][1:])
+
+
+def _changed_default(value: Any, made: ast.stmt | None, namespace: Mapping[str, Any]) -> str | None:
+    """Return the name that is a default, and means another value now; None without one."""
+    known = {**vars(builtins), **namespace}
+    for expression, default in _defaults(value, made):
+        if isinstance(expression, ast.Name) and not _is_same(
+            known.get(expression.id, known), default
+        ):
+            return expression.id
+    return None
+
+
+def _defaults(value: Any, made: ast.stmt | None) -> Iterable[tuple[ast.expr | None, Any]]:
+    """Return the defaults of a function, or of the fields of a dataclass, and their values."""
+    fields = getattr(value, "__dataclass_fields__", {})
+    if isinstance(made, ast.ClassDef):
+        of_fields = (each for each in made.body if isinstance(each, ast.AnnAssign))
+        named = [(ast.unparse(each.target), each.value) for each in of_fields if each.value]
+        return [(default, fields[name].default) for name, default in named if name in fields]
+    function = inspect.unwrap(value)
+    if not isinstance(made, _FUNCTIONS) or not isinstance(function, types.FunctionType):
+        return ()
+    defaults = [*made.args.defaults, *filter(None, made.args.kw_defaults)]
+    values = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+    # Otherwise the definition is that of a wrapper.
+    is_its_own = function.__name__ == made.name and len(defaults) == len(values)
+    return zip(defaults, values, strict=True) if is_its_own else ()
+
+
+def _is_same(now: Any, default: Any) -> bool:
+    return now is default or (is_plain(now) and is_plain(default) and bool(now == default))

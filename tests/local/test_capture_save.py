@@ -235,7 +235,7 @@ def test_a_script_has_the_definitions_as_they_stand_in_the_cells(
         class Config:
             rate: float = lr
             layers = []
-        def rate(of=lr): return of, Config.layers
+        def rate(): return lr, Config.layers
     """)
     notebook.cell("lr = 0.5; Config.rate = 0.7; Config.layers.append(2)")
     save(notebook, "print(rate(), Config.rate)", "s.py")
@@ -251,6 +251,26 @@ def test_a_function_that_was_wrapped_after_its_definition_is_refused(notebook: N
         save(notebook, "print(f)", "s.py")
     notebook.cell("def f(x): return x")
     save(notebook, "print(f)", "s.py")
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "def f(x=lr, *, key=len, n=[]): return x",
+        "@dataclass\nclass f:\n x: float = lr\n y: int = 2",
+    ],
+)
+def test_a_default_that_has_another_value_now_is_refused(
+    notebook: Notebook, definition: str
+) -> None:
+    notebook.cell(f"from dataclasses import dataclass\nlr = 0.5\n{definition}")
+    for same in ("lr = 0.5", "lr = 1 / 2"):
+        notebook.cell(same)
+        save(notebook, "print(f())", "s.py")
+    for change in ("lr = 9", "del lr"):
+        notebook.cell(change)
+        with pytest.raises(CaptureError, match="`f` cannot be saved: its default `lr` has another"):
+            save(notebook, "print(f())", "s.py")
 
 
 def test_a_second_wrapper_is_refused_under_each_name(notebook: Notebook, tmp_path: Path) -> None:
