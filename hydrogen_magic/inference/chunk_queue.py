@@ -26,7 +26,7 @@ from hydrogen_magic.node.prediction.schema_unify import (
     as_text,
     check_columns,
     fit_table,
-    is_only_nan,
+    has_no_value,
     joined,
     types_of,
     without_marks,
@@ -367,7 +367,7 @@ class ChunkQueue:
             self._begin(self._remedied(schema, misfit))
             return
         for known, wide in zip(self.schema or (), schema, strict=False):
-            if known.type != wide.type and not is_only_nan(known):
+            if known.type != wide.type and not has_no_value(known):
                 first = self.widened.get(wide.name, (str(known.type), ""))[0]
                 self.widened[wide.name] = first, str(wide.type)
         self.schema = schema

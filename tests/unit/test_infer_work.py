@@ -305,6 +305,17 @@ def test_a_column_of_nan_alone_has_the_type_of_other_rows(on_error: str) -> None
         assert not book.widened, "of a type that no value had"
 
 
+@pytest.mark.parametrize("kind", [pa.float64(), pa.int64(), pa.timestamp("us")], ids=str)
+def test_missing_values_of_any_type_have_the_type_of_other_rows(kind: pa.DataType) -> None:
+    """pandas gives a column of missing values a type."""
+    for late in (pa.array(["a"]), pa.array([dt.date(2026, 1, 1)]), pa.nulls(1, pa.string())):
+        waiting = [pa.nulls(1, kind), pa.nulls(1, pa.float64()), late]
+        predictor = Predictor(lambda batch, left=waiting: left.pop(0), InferOptions(batch_size=1))
+        column = predictor.run(pa.table({"x": [0, 1, 2]}), 0).columns["prediction"]
+        assert column.to_pylist() == [None, None, late[0].as_py()]
+        assert late.null_count or column.type == late.type
+
+
 @pytest.mark.parametrize(("early", "late"), LATE.values(), ids=LATE)
 def test_values_that_do_not_fit_a_later_type(early: pa.Array, late: pa.Array) -> None:
     """Of another rank, and of the same one."""

@@ -39,8 +39,8 @@ from hydrogen_magic.node.prediction.schema_unify import (
     as_text,
     check_columns,
     fit,
-    has_only_nan,
     joined,
+    lacks_values,
     types_of,
 )
 
@@ -231,7 +231,7 @@ class Predictor:
 
     def _buffered(self, value: Any, first_row: int, n_rows: int) -> bool:
         if self._numbers is None:
-            if self.schema is None or has_only_nan(self.schema):
+            if self.schema is None or lacks_values(self.schema):
                 return False
             self._numbers = NumericBuffers(self.schema, len(self._rows), self._only or PREDICTION)
         return self._numbers.put(value, first_row - self._rows.start, n_rows)
@@ -241,7 +241,7 @@ class Predictor:
     def _fitted(self, columns: _Columns, rows: _Rows) -> _Columns:
         """Return ``columns`` in the schema, whose unknown types they may set."""
         found = pa.schema([(name, array.type) for name, array in columns.items()])
-        if found == self.schema and not has_only_nan(self.schema):
+        if found == self.schema and not lacks_values(self.schema):
             return columns
         if self.target is not None and self.schema is not None and self._options.schema is None:
             check_columns(self.schema.names, found.names)

@@ -26,8 +26,8 @@ from hydrogen_magic.node.prediction.column_names import listed
 _NESTED = ("list", "map", "struct")
 _DECIMAL_DIGITS = 38
 _NO_LIMIT = 1 << 30
-_ONLY_NAN = {b"hydrogen_magic": b"only NaN"}
-"""Metadata of a column of floats without another value so far."""
+_NO_VALUE = {b"hydrogen_magic": b"no value"}
+"""Metadata of a column of missing values, or of NaN alone, so far."""
 
 
 _WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
@@ -54,12 +54,12 @@ def joined(known: pa.Schema | None, found: pa.Schema, *, as_text: bool = False) 
     ``as_text``: columns of types without a common one become text. Raises MisfitError if the columns are
     not the same, or if types have no common one.
     """
-    if known is None or (known.equals(found) and not has_only_nan(known)):
+    if known is None or (known.equals(found) and not lacks_values(known)):
         return found if known is None else known
     check_columns(known.names, found.names)
     for place, field in enumerate(known):
         other = found.field(field.name)
-        if field.type != other.type or (is_only_nan(field) and not is_only_nan(other)):
+        if field.type != other.type or (has_no_value(field) and not has_no_value(other)):
             known = known.set(place, _joined_field(field, other, as_text=as_text))
     return known
 
@@ -70,48 +70,44 @@ def _joined_field(known: pa.Field, found: pa.Field, *, as_text: bool) -> pa.Fiel
     if pa.types.is_null(known.type):
         return found
     kind = known.type if known.type == found.type else _joined_type(known.type, found.type)
-    if kind is None and (is_only_nan(known) or is_only_nan(found)):
-        kind = found.type if is_only_nan(known) else known.type
+    if kind is None and (has_no_value(known) or has_no_value(found)):
+        kind = found.type if has_no_value(known) else known.type
     if kind is None and not as_text:
         raise _misfit(known, found.type)
     kind = _text_for(known.type, found.type) if kind is None else kind
-    return known.with_type(kind).remove_metadata()
+    widened = known.with_type(kind)
+    return widened if has_no_value(known) and has_no_value(found) else widened.remove_metadata()
 
 
-def is_only_nan(field: pa.Field) -> bool:
-    """Return whether a column has had no value but NaN."""
-    return bool(field.metadata == _ONLY_NAN)
+def has_no_value(field: pa.Field) -> bool:
+    """Return whether a column has had missing values and NaN alone."""
+    return bool(field.metadata == _NO_VALUE)
 
 
-def has_only_nan(schema: pa.Schema) -> bool:
-    """Return whether a column of ``schema`` has had no value but NaN."""
-    return any(map(is_only_nan, schema))
+def lacks_values(schema: pa.Schema) -> bool:
+    """Return whether a column of ``schema`` has had missing values and NaN alone."""
+    return any(map(has_no_value, schema))
 
 
 def without_marks(schema: pa.Schema) -> pa.Schema:
-    """Return ``schema`` without the marks of columns that have had no value but NaN."""
+    """Return ``schema`` without the marks of columns that have had no value."""
     return (
-        pa.schema([field.remove_metadata() for field in schema]) if has_only_nan(schema) else schema
+        pa.schema([field.remove_metadata() for field in schema]) if lacks_values(schema) else schema
     )
 
 
 def types_of(columns: pa.Table, known: pa.Schema | None) -> pa.Schema:
-    """Return the types of ``columns``, null for a column of nulls that has no type in common with ``known``.
+    """Return the types of ``columns``; those without a value are marked.
 
-    pandas gives a column of missing values a type, which says nothing about other rows. A column of NaN alone
-    is marked: NaN may stand for missing values, whose type other rows show.
+    pandas gives a column of missing values a type, and NaN may stand for them: other rows show the type.
     """
     found = columns.schema
-    if known is not None and found.equals(known) and not has_only_nan(known):
+    if known is not None and found.equals(known) and not lacks_values(known):
         return found
-    known_types = {} if known is None else {field.name: field.type for field in known}
     for place, field in enumerate(found):
-        column, before = columns.column(place), known_types.get(field.name)
-        if all_nan(column):
-            found = found.set(place, field.with_metadata(_ONLY_NAN))
-        is_empty = before is not None and column.null_count == columns.num_rows
-        if is_empty and _joined_type(before, field.type) is None:
-            found = found.set(place, field.with_type(pa.null()))
+        column = columns.column(place)
+        if (len(column) and column.null_count == len(column)) or all_nan(column):
+            found = found.set(place, field.with_metadata(_NO_VALUE))
     return found
 
 
