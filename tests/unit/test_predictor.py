@@ -1013,6 +1013,31 @@ def test_a_row_of_a_hundred_megabytes_is_shown_without_copying_it() -> None:
     assert pa.total_allocated_bytes() - before < 10 << 20
 
 
+class _SilentError(Exception):
+    def __str__(self) -> str:
+        raise RuntimeError
+
+
+@pytest.mark.parametrize(
+    ("error", "shown"),
+    [
+        (_SilentError(), "_SilentError: <no message: _SilentError.__str__ raised RuntimeError>"),
+        (ValueError("bad \ud800"), r"ValueError: bad \ud800"),
+    ],
+    ids=["without", "surrogate"],
+)
+def test_an_error_without_a_usable_message_costs_its_row_alone(
+    error: Exception, shown: str
+) -> None:
+    def predict(batch: Any) -> Any:
+        if 4 in batch["x"].tolist():
+            raise error
+        return {"y": batch["x"]}
+
+    found = Predictor(predict, COLLECT).run(pa.table({"x": [3, 4, 5]}), 0)
+    assert found.columns.to_pydict() == {"y": [3, None, 5], "error": [None, shown, None]}
+
+
 @pytest.mark.parametrize("on_error", ["null", "collect"])
 def test_only_the_guilty_rows_are_lost(on_error: str) -> None:
     predictor = Predictor(failing_at(0, 37, 38), InferOptions(batch_size=16, on_error=on_error))

@@ -403,12 +403,15 @@ def _failed(rows: _Rows, first_row: int, error: Exception) -> _RowRange:
 
 
 def reason_of(error: Exception) -> str:
-    """Return the type and the text of an error of ``predict``, shortened."""
-    text = str(error).strip()
+    """Return the type and the text of an error of ``predict``, shortened, as text that can be encoded."""
     kind = type(error).__name__
+    try:
+        text = str(error).strip()
+    except Exception as broken:  # the user's own __str__
+        text = f"<no message: {kind}.__str__ raised {type(broken).__name__}>"
     is_ours = isinstance(error, (MisfitError, InferError))
     whole = text if is_ours else f"{kind}: {text}" if text else kind
-    return clipped(whole, _MAX_REASON_CHARACTERS)
+    return clipped(whole, _MAX_REASON_CHARACTERS).encode("utf-8", "backslashreplace").decode()
 
 
 # ── tables ───────────────────────────────────────────────────────────────────────────────────────
