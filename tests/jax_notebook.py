@@ -61,6 +61,13 @@ class Pair:
         return cls(*parts)
 
 
+@jax.tree_util.register_pytree_with_keys_class
+class Named(Pair):
+    def tree_flatten_with_keys(self) -> Any:
+        left, right = map(jax.tree_util.GetAttrKey, ("left", "right"))
+        return ((left, self.left), (right, self.right)), None
+
+
 class Scale:
     def __init__(self, factor: Any) -> None:
         self.factor = factor
@@ -70,7 +77,7 @@ jax.tree_util.register_pytree_node(
     Scale, lambda x: ((x.factor,), None), lambda _, parts: Scale(*parts)
 )
 LINE = Line(jnp.ones(2), "first")
-NODES = [LINE, Wide(jnp.ones(2)), Pair(1, {"of": 2}), Scale(3)]
+NODES = [LINE, Wide(jnp.ones(2)), Named(1, 2), Pair(1, {"of": 2}), Scale(3)]
 
 
 @jax.jit
@@ -122,11 +129,14 @@ def train_on_ranks() -> Any:
     assert halved(3.0) == 1.5 and halved.lower(3.0).compile()(3.0) == 1.5
     assert jax.grad(lambda x: 5 * clipped(x))(2.0) == 1
     assert np.array_equal(DRAWN, jax.random.uniform(jax.random.PRNGKey(0), (3,)))
-    twice, wide, pair, scale = jax.jit(lambda nodes: jax.tree.map(lambda x: 2 * x, nodes))(NODES)
+    nodes = jax.jit(lambda nodes: jax.tree.map(lambda x: 2 * x, nodes))(NODES)
+    twice, wide, named, pair, scale = nodes
     assert isinstance(twice, Line) and (twice.slope.tolist(), twice.name) == ([2, 2], "first")
+    assert isinstance(named, Named) and (named.left, named.right) == (2, 4)
     assert isinstance(pair, Pair) and (wide.width.tolist(), scale.factor) == ([2, 2], 6)
     keys = [jax.tree_util.keystr(path) for path, _ in jax.tree.leaves_with_path(NODES)]
-    assert keys[:3] == ["[0].slope", "[1].width", "[2][<flat index 0>]"]
+    assert keys[:4] == ["[0].slope", "[1].width", "[2].left", "[2].right"]
+    assert keys[4] == "[3][<flat index 0>]"
     try:
         Packer(Pickler).pack("", {"x": x})
     except RefusedError as error:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import operator
 import sys
 import types
 from typing import Any
@@ -20,6 +21,7 @@ def registrations_of(cls: type) -> Registrations:
     calls = [_as_node(cls, tree_util, *node)] if node else []
     if state:
         calls.append((flax.register_serialization_state, tuple(state)))
+    # JAX and Flax keep the names of the fields in closures.
     know_fields = any(getattr(function, "__closure__", None) for function in (*node, *state))
     return Registrations(tuple(calls), know_fields)
 
@@ -37,6 +39,9 @@ def _as_node(cls: type, tree_util: Any, flatten: Any, unflatten: Any) -> Registr
     unbound = _unbound(cls, unflatten)
     if known.keys() == {"flatten_with_keys"}:
         return tree_util.register_pytree_with_keys, (known["flatten_with_keys"], unbound)
+    if isinstance(flatten, operator.methodcaller) and hasattr(cls, "tree_flatten_with_keys"):
+        with_keys = operator.methodcaller("tree_flatten_with_keys")
+        return tree_util.register_pytree_with_keys, (with_keys, unbound, flatten)
     return tree_util.register_pytree_node, (_unbound(cls, flatten), unbound)
 
 
