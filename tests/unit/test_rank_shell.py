@@ -21,3 +21,4 @@ def test_cd_changes_the_working_directory(tmp_path: Path, monkeypatch: pytest.Mo
 
     assert [cd("{name} folder"), cd(".."), cd(""), cd("..")] == [spaced, tmp_path] * 2
     assert cd("~/..") == tmp_path
+    assert [cd('"my folder"'), cd(".."), cd("'{name} folder' ")] == [spaced, tmp_path, spaced]

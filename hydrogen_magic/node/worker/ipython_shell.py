@@ -109,7 +109,8 @@ class RankShell:
     def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
         """Run ``%name line``."""
         if name == "cd":
-            os.chdir(os.path.expanduser(self.var_expand(line).strip() or "~"))
+            folder = self.var_expand(line).strip().strip("\"'")
+            os.chdir(os.path.expanduser(folder or "~"))
             return None
         if name in _OF_FRONT_END:
             return None
