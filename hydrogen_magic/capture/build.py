@@ -237,10 +237,8 @@ class Builder:
         needs = self.needs
         pickler = self.stream.pickler
         names = needs.read.union(self.cell_attributes, pickler.attributes)
-        seeds = ""
-        if seed is None:
-            sources = sources_of(needs.namespace, needs.imports)
-            seeds = seed_note(sources, names)
+        sources = sources_of(needs.namespace, needs.imports)
+        seeds = seed_note(sources, names) if seed is None else ""
         certain = {
             name: needs.namespace[name] for name in needs.values if name not in self._perhaps
         }

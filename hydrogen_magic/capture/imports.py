@@ -22,7 +22,7 @@ are created, for over a second in each rank."""
 
 _MISSING = object()
 
-DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
+_DEFINITIONS = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef)
 
 _FRONT_ENDS = {"IPython", "ipykernel", "ipywidgets", "jupyter", "nbformat", "hydrogen_magic"}
 """Imports for the notebook itself; a rank never needs their side effects."""
@@ -144,7 +144,7 @@ class Imports:
 def _read_cell(source: str) -> tuple[_Cell, ...]:
     """Return a cell and the code in its magics; a notebook's cells are parsed once."""
     tree = syntax.parsed(source)
-    nodes, top = list(ast.walk(tree)), list(module_level(tree))
+    nodes, top = list(ast.walk(tree)), list(_module_level(tree))
     futures = [n for n in top if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
     loaded = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
     calls = [node for node in nodes if isinstance(node, ast.Call)]
@@ -153,7 +153,7 @@ def _read_cell(source: str) -> tuple[_Cell, ...]:
         tuple(statement for node in top for statement in _statements(node)),
         tuple(alias.name for node in futures for alias in node.names),
         frozenset(loaded),
-        {node.name: _segment(source, node) for node in tree.body if isinstance(node, DEFINITIONS)},
+        {node.name: _segment(source, node) for node in tree.body if isinstance(node, _DEFINITIONS)},
     )
     inner = (code for call in calls for code in code_in_magics(call))
     return (cell, *(found for code in inner for found in _read_cell(code)))
@@ -168,7 +168,7 @@ def _is_unused_code(statement: Statement) -> bool:
 
 def imported_names(tree: ast.AST) -> frozenset[str]:
     """Return the names that import statements at the top level bind."""
-    found = (statement for node in module_level(tree) for statement in _statements(node))
+    found = (statement for node in _module_level(tree) for statement in _statements(node))
     return frozenset(statement.name for statement in found)
 
 
@@ -178,12 +178,12 @@ def _segment(source: str, node: ast.FunctionDef | ast.AsyncFunctionDef | ast.Cla
     return "\n".join(python_lines(source)[first - 1 : node.end_lineno]) + "\n"
 
 
-def module_level(node: ast.AST) -> Iterator[ast.AST]:
+def _module_level(node: ast.AST) -> Iterator[ast.AST]:
     """Yield the nodes below ``node`` that are not inside of functions and classes."""
     todo = [*ast.iter_child_nodes(node)][::-1]  # no recursion: an expression may have 2,900 parts
     while todo:
         child = todo.pop()
-        if not isinstance(child, (*DEFINITIONS, ast.Lambda)):
+        if not isinstance(child, (*_DEFINITIONS, ast.Lambda)):
             yield child
             todo += [*ast.iter_child_nodes(child)][::-1]
 

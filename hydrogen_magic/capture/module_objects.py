@@ -14,7 +14,7 @@ from hydrogen_magic.serialization.closure import Setting
 from hydrogen_magic.serialization.instances import attributes_alone
 from hydrogen_magic.serialization.pickler import names_of
 
-CONTAINERS = (list, dict, set, deque, OrderedDict, Counter, defaultdict)
+_CONTAINERS = (list, dict, set, deque, OrderedDict, Counter, defaultdict)
 """Mutable containers of Python's own, which a module may fill after its import."""
 
 _PROCESS_STATE = (
@@ -41,7 +41,7 @@ class ModuleObject:
         """Yield the setting that gives the contents in the notebook to the object of a rank."""
         if self.is_new:
             yield Setting("assignment", self.module, self.name, self.value)
-        elif type(self.value) in CONTAINERS:
+        elif type(self.value) in _CONTAINERS:
             yield Setting("attribute", self.module, self.name, self.value.copy())
         elif attributes := attributes_alone(self.value):
             yield Setting("attribute", self.module, f"{self.name}.__dict__", attributes.copy())
@@ -71,7 +71,7 @@ def module_objects(
 
 
 def _is_shared(value: Any) -> bool:
-    if type(value) in CONTAINERS:
+    if type(value) in _CONTAINERS:
         return True
     attributes = attributes_alone(value)
     return attributes is not None and is_plain(attributes, with_sets=True)

@@ -55,6 +55,7 @@ class MemoryLayout:
         """Disjoint, by start."""
         self._starts = [part.start for part in self._parts]
         self._owners: list[Any] = []
+        """Keep the memory of this attempt alive, for the same reason."""
 
     def add(self, start: int, end: int, owner: Any, can_be_alone: bool = False) -> Memory:
         """Return the memory that an object shares with all that overlap it.

@@ -179,25 +179,23 @@ def _fill(cells: list[tuple[types.CellType, Any]]) -> None:
 def restore_class(
     make: Callable[..., type], args: tuple[Any, ...], binding: Binding, is_quiet: bool
 ) -> type:
-    """Make a class without its attributes. ``is_quiet``: hooks of libraries do not run, either."""
+    """Make a class without its attributes. ``is_quiet``: no ``__init_subclass__`` hook runs."""
     cls = _make_quietly(make, args, is_quiet)
     _bind(cls, binding)
     return cls
 
 
-def _make_quietly(
-    make: Callable[..., type], args: tuple[Any, ...], without_libraries: bool
-) -> type:
-    """Make a class; neither its ``__init_subclass__`` hook nor code of its metaclass runs again.
+def _make_quietly(make: Callable[..., type], args: tuple[Any, ...], is_quiet: bool) -> type:
+    """Make a class; the notebook's hooks and the code of its metaclasses do not run again.
 
-    Those of libraries do. ``without_libraries``: their hooks do not, either.
+    ``is_quiet``: hooks of libraries do not run, either.
     """
     if len(args) != SKELETON_CLASS_ARGS + 2:
         return make(*args)
     kind, name, bases, *rest = args
     if _has_notebooks_code(kind):
         kind = functools.partial(_made_by_library, kind)
-    if not _has_hook(bases, without_libraries):
+    if not _has_hook(bases, is_quiet):
         return make(kind, name, bases, *rest)
     first = types.resolve_bases(bases)[0]
     quiet = _Quiet if first.__dictoffset__ else _QuietWithSlots  # Python compares their layouts
@@ -266,14 +264,12 @@ class _QuietWithSlots:
     __init_subclass__ = vars(_Quiet)["__init_subclass__"]
 
 
-def _has_hook(bases: tuple[Any, ...], of_libraries: bool) -> bool:
-    """Whether a base has a hook of the notebook. ``of_libraries``: or of a library."""
+def _has_hook(bases: tuple[Any, ...], is_quiet: bool) -> bool:
+    """Whether a base has a hook of the notebook, or any hook if ``is_quiet``."""
     hooks = (
         getattr(base.__init_subclass__, "__func__", None) for base in types.resolve_bases(bases)
     )
-    return any(
-        of_libraries or hook.__globals__.get("__name__") == "__main__" for hook in hooks if hook
-    )
+    return any(is_quiet or hook.__globals__.get("__name__") == "__main__" for hook in hooks if hook)
 
 
 def restore_class_state(
@@ -288,7 +284,7 @@ def restore_class_state(
 ) -> None:
     """Set the attributes of a class and of an enum's members, and register it.
 
-    Not if this process already had it.
+    Does nothing to a class that this process already had.
     """
     set_state, attributes, companions, members, registrations = state
     for name, value in companions.items():

@@ -39,7 +39,9 @@ class CellOutput:
             _update(publish)
         elif self._cell is not None and threading.current_thread() is not threading.main_thread():
             # ipykernel 6 would show it under the cell that runs now.
-            self._send_under_cell(data, metadata)
+            content = {"data": dict(data), "metadata": dict(metadata or {})}
+            transient = {"display_id": self._id}
+            send_under(self._cell, "display_data", {**content, "transient": transient})
         else:
             publish()
         self._is_shown = True  # what cannot be sent is shown nowhere
@@ -47,11 +49,6 @@ class CellOutput:
     def show_text(self, text: str) -> None:
         """Show plain text in place of the previous display."""
         self.show({"text/plain": text})
-
-    def _send_under_cell(self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None) -> None:
-        transient = {"display_id": self._id}
-        content = {"data": dict(data), "metadata": dict(metadata or {})}
-        send_under(self._cell, "display_data", {**content, "transient": transient})
 
     def _publish(self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None) -> None:
         from IPython.display import publish_display_data

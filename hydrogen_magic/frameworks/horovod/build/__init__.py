@@ -54,14 +54,12 @@ def build(*, is_forced: bool, is_installed: bool, say: Say) -> BuildOutcome:
     wanted = plan(toolchain.detect(), os.environ)
     if wanted.machine.hint:
         say(f"· {wanted.machine.hint}")
-    wheel = None if is_forced else wheel_cache.find(wanted.key)
-    was_compiled = wheel is None
-    if wheel is None:
-        wheel = _compile(wanted, say)
+    found = None if is_forced else wheel_cache.find(wanted.key)
+    wheel = found or _compile(wanted, say)
     if is_installed:
         installing.install(wheel, wanted.key, is_forced=is_forced, say=say)
         installing.try_out()
-    return BuildOutcome(wheel, wanted.operations, was_compiled, time.monotonic() - started)
+    return BuildOutcome(wheel, wanted.operations, found is None, time.monotonic() - started)
 
 
 # ── the wheel ────────────────────────────────────────────────────────────────────────────────────
