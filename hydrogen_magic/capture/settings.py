@@ -18,7 +18,7 @@ from hydrogen_magic.core.units import first_of
 from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.settings.attributes import is_property
 from hydrogen_magic.node.worker.settings.provider import Stays
-from hydrogen_magic.serialization.closure import ModuleSource, Setting
+from hydrogen_magic.serialization.closure import Setting
 from hydrogen_magic.serialization.pickler import is_main, names_of
 
 _NOT_SENT = {"__main__", "IPython", "hydrogen_magic", "ipykernel", "ipywidgets", "os", "sys"}
@@ -102,11 +102,11 @@ class ModuleChanges:
 
     def find(
         self,
-        local: Mapping[str, ModuleSource],
+        local: Collection[str],
         is_used: Callable[[str], bool],
         contents: Iterable[Setting] = (),
     ) -> list[Setting | Stays]:
-        """Return the changes that ranks need, and those that cannot be attributed to the notebook.
+        """Return the changes that ranks need, and those inside of objects that are not sent.
 
         ``local``: the local modules that are sent. ``is_used(module)``: whether ranks use other modules.
         ``contents``: those of objects of local modules that the notebook has under names of its own.

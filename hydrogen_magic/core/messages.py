@@ -112,7 +112,8 @@ class RemoteAgentConfig(AgentConfig):
     parent_pid: int | None
     """:attr:`TaskHello.parent_pid` of that task."""
     ports: PortRange | None
-    """Where the rendezvous service, agents that fetch a closure here, and ranks listen; None: any."""
+    """Where the rendezvous service, agents that fetch a closure here, and ranks whose ports their agent holds
+    listen; None: any."""
 
 
 # ── launch ───────────────────────────────────────────────────────────────────────────────────────

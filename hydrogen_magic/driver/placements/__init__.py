@@ -213,7 +213,7 @@ class AgentGroup(ABC):
 
     has_sessions = False
     """Ranks can stay for the next cell of a session, for which :meth:`launch` is called again. Such a group
-    defines :attr:`on_lost`, :attr:`is_retained` and :meth:`end_session`, too."""
+    calls :attr:`on_lost`, and overrides :attr:`is_retained` and :meth:`end_session`."""
     on_lost: Callable[[str], None]
     """Called with the reason when waiting ranks have ended."""
 

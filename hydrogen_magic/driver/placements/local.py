@@ -128,7 +128,7 @@ class LocalAgentGroup(AgentGroup):
     """The agent of this machine that runs the ranks."""
 
     has_sessions = True
-    is_retained = False
+    is_retained = False  # an attribute in the place of the property
 
     def __init__(self, n_at_once: int = 1) -> None:
         """``n_at_once``: of :class:`~hydrogen_magic.core.job.JobSpec`."""

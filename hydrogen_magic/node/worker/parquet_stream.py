@@ -182,8 +182,8 @@ class ParquetStream:
     def state_dict(self) -> dict[str, int | None]:
         """Return the epoch and the number of batches that were taken from it, for :meth:`load_state_dict`.
 
-        It is that of the iteration which has yielded the last batch: evaluate inside of a training loop on
-        another stream.
+        They are those of the iteration that has yielded the last batch. To evaluate inside of a training
+        loop, use another stream.
 
         Ranks that take the same number of batches have equal states, so that the one that rank 0 saves
         with ``hm.checkpoint`` is right for all. In workers of a DataLoader each has its own:
