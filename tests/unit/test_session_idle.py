@@ -15,6 +15,7 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.placements.local import LocalPlacement
 from hydrogen_magic.driver.session import RankSession
+from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.node.worker import entered_collectives
 from hydrogen_magic.node.worker.entered_collectives import EnteredCollectives
 
@@ -73,6 +74,16 @@ def test_ranks_that_infer_keeps_are_ended_for_another_placement(
     feed: Any = SimpleNamespace(key="cell")
     assert launcher._kept_ranks(LocalPlacement(), JobSpec(), Plan(()), UNUSED, feed) is None
     assert ends == ["another gang has begun"]
+
+
+def test_a_placement_without_sessions_refuses_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sessions, "_sessions", {})
+    agents = SimpleNamespace(has_sessions=False)
+    monkeypatch.setattr(LocalPlacement, "open", lambda placement, spec: agents)
+    with pytest.raises(PlacementError, match="`--on mine` does not support --session"):
+        launcher._session_of(
+            LocalPlacement(), JobSpec(placement="mine", session="lab"), Plan(()), UNUSED, None
+        )
 
 
 @pytest.mark.parametrize(
