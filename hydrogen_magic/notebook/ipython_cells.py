@@ -28,7 +28,8 @@ def cell_text(shell: InteractiveShell, body: str) -> CellText:
         filename=filename,
         label=f"Cell In[{number}]",
         first_line=first_line_of(body, _raw_source(shell)),
-        transform=shell.transform_cell,
+        # Without automagic: a name that only ranks have may be that of a magic.
+        transform=shell.input_transformer_manager.transform_cell,
     )
 
 

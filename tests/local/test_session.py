@@ -106,6 +106,8 @@ def test_later_cells_run_on_the_same_ranks_with_their_variables(cells: Cells) ->
     cells.run("x = 4\ndef f(): return x + 100")
     assert cells.on_ranks("y.append(x)\n(os.getpid(), y, z, f())") == (pid, [3, 4], 4, 104)
     assert cells.all_ranks("hm.rank()") == [0, 1], "the process group is still joined"
+    cells.on_ranks("history = [1, 2]")
+    assert cells.on_ranks("history[-1]") == 2, "which is no magic of the notebook"
     assert cells.on_ranks("del z\ny = len(y)", "--out y") is None
     assert cells.shell.user_ns["y"] == 2
     with pytest.raises(CaptureError, match="`z`"):
