@@ -78,10 +78,9 @@ def _changed_default(value: Any, made: ast.stmt | None, namespace: Mapping[str, 
     """Return the name that is a default, and means another value now; None without one."""
     known = {**vars(builtins), **namespace}
     for expression, default in _defaults(value, made):
-        if isinstance(expression, ast.Name) and not _is_same(
-            known.get(expression.id, known), default
-        ):
-            return expression.id
+        name = getattr(expression, "id", "")
+        if name and not _is_same(known.get(name, known), default):
+            return str(name)
     return None
 
 
@@ -91,7 +90,13 @@ def _defaults(value: Any, made: ast.stmt | None) -> Iterable[tuple[ast.expr | No
     if isinstance(made, ast.ClassDef):
         of_fields = (each for each in made.body if isinstance(each, ast.AnnAssign))
         named = [(ast.unparse(each.target), each.value) for each in of_fields if each.value]
-        return [(default, fields[name].default) for name, default in named if name in fields]
+        # A name of the class itself, as in `b: int = a`, is none of the notebook; `a: int = a` is.
+        own = vars(value).keys()
+        return [
+            (default, fields[name].default)
+            for name, default in named
+            if name in fields and getattr(default, "id", name) not in own - {name}
+        ]
     function = inspect.unwrap(value)
     if not isinstance(made, _FUNCTIONS) or not isinstance(function, types.FunctionType):
         return ()

@@ -257,7 +257,7 @@ def test_a_function_that_was_wrapped_after_its_definition_is_refused(notebook: N
     "definition",
     [
         "def f(x=lr, *, key=len, n=[]): return x",
-        "@dataclass\nclass f:\n x: float = lr\n y: int = 2",
+        "@dataclass\nclass f:\n x: float = lr\n y: float = x",
     ],
 )
 def test_a_default_that_has_another_value_now_is_refused(
