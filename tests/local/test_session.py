@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -120,9 +119,9 @@ def test_a_signal_between_cells_is_handled_in_the_next_one(cells: Cells) -> None
         "import signal, time\n"
         "def late(number, frame): raise TimeoutError('the step took too long')\n"
     )
-    alarm = "signal.signal(signal.SIGALRM, late)\nsignal.setitimer(signal.ITIMER_REAL, 0.3)\nx = 3"
-    pid = cells.on_ranks(f"import os\n{alarm}\nos.getpid()", "--np 1")
-    time.sleep(0.6)
+    handle = "import os\nsignal.signal(signal.SIGALRM, late)\nx = 3\nos.getpid()"
+    pid = cells.on_ranks(handle, "--np 1")
+    os.kill(pid, signal.SIGALRM)
     with pytest.raises(RankFailedError, match="TimeoutError: the step took too long"):
         cells.on_ranks("x")
     assert cells.on_ranks("x, os.getpid()") == (3, pid)
