@@ -7,7 +7,7 @@ what the notebook changed, and the ranks report what they did.
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from enum import Enum
 from itertools import chain
@@ -380,13 +380,19 @@ class SessionNames:
 
     def sharing(self, names: Collection[str]) -> list[str]:
         """Return other names whose values in the notebook share objects with those of ``names``."""
-        parts = {part for name in names for part in self._parts(name)}
+        parts = self.parts(names)
         others = (name for name in self.held if name not in names)
-        return [name for name in others if not parts.isdisjoint(self._parts(name))]
+        return [name for name in others if not parts.isdisjoint(self.parts([name]))]
 
-    def _parts(self, name: str) -> Iterator[int]:
-        for state in self.held.get(name, {}).values():
-            yield from state.version.parts if state.version else ()
+    def parts(self, names: Iterable[str]) -> set[int]:
+        """Return the numbers of the models, tensors, optimizers and arrays in values of the notebook."""
+        states = chain.from_iterable(self.held.get(name, {}).values() for name in names)
+        return {part for state in states if state.version for part in state.version.parts}
+
+    def changed_others(self, names: Collection[str]) -> list[str]:
+        """Return the names that some rank has changed, without ``names``."""
+        others = (name for name in self.held if name not in names)
+        return [name for name in others if self.changes(name, self.held[name])]
 
     def follow(
         self,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
 from hydrogen_magic.capture.fingerprint import FingerprintPickler
@@ -13,6 +13,7 @@ from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.content_digest import DigestFile
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals, is_kind
+from hydrogen_magic.serialization.memory_layout import overlap, ranges_of
 from hydrogen_magic.serialization.object_paths import Path, paths_to
 from hydrogen_magic.serialization.reducers import resolve, take_writers
 
@@ -111,6 +112,20 @@ def versions_of(
     return {name: reader.read(name) for name in names}
 
 
+def sharing_with(names: SessionNames, out: Collection[str], originals: Originals) -> list[str]:
+    """Return other names whose values in the notebook ``--out`` may change with those of ``out``.
+
+    They share objects, or the ranks have changed them and they share memory: a tensor and its array.
+    """
+    written = ranges_of(map(originals.get, names.parts(out)))
+    by_memory = (
+        name
+        for name in names.changed_others(out)
+        if overlap(written, ranges_of(map(originals.get, names.parts([name]))))
+    )
+    return list(dict.fromkeys([*names.sharing(out), *by_memory]))
+
+
 def note_brought_back(
     names: SessionNames,
     brought: Sequence[str],
@@ -134,7 +149,9 @@ def note_brought_back(
     for name, before in sharing.items():
         now, is_whole = versions[name], originals.number(namespace[name]) in sent
         returned = now.parts & sent
-        names.follow(name, before, now, ranks, returned=returned, is_whole=is_whole)
+        # Names that share memory alone need not share it on the ranks.
+        owners = ranks if returned else frozenset[int]()
+        names.follow(name, before, now, owners, returned=returned, is_whole=is_whole)
 
 
 def _numbers_in(value: Any, originals: Originals, first: int) -> dict[Path, int]:

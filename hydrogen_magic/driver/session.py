@@ -19,7 +19,7 @@ from typing import Any
 from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured, SessionCapture
 from hydrogen_magic.capture.ownership import SessionNames, SessionUse, Version
-from hydrogen_magic.capture.versions import note_brought_back, versions_of
+from hydrogen_magic.capture.versions import note_brought_back, sharing_with, versions_of
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import JobSpec, Plan
@@ -332,7 +332,8 @@ def sharing(spec: JobSpec, namespace: Mapping[str, Any]) -> dict[str, Version]:
     session = live(spec.session)
     if session is None:
         return {}
-    names = [name for name in session.names.sharing(spec.out) if name in namespace]
+    found = sharing_with(session.names, spec.out, session.originals)
+    names = [name for name in found if name in namespace]
     return versions_of(names, namespace, session.originals) if names else {}
 
 

@@ -10,7 +10,9 @@ from __future__ import annotations
 
 import ctypes
 import pickle
+import sys
 from bisect import bisect_left, bisect_right
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -95,3 +97,29 @@ def extent_of(array: Any) -> tuple[int, int]:
     below = sum(step for step in steps if step < 0)
     above = sum(step for step in steps if step > 0)
     return address + below, address + above + array.itemsize
+
+
+def ranges_of(objects: Iterable[Any]) -> list[tuple[int, int]]:
+    """Return the addresses that arrays and tensors use, as ``(start, end)``; other objects have none."""
+    return [(start, end) for start, end in map(_range_of, objects) if 0 < start < end]
+
+
+def _range_of(obj: Any) -> tuple[int, int]:
+    torch = sys.modules.get("torch")
+    if torch is not None and isinstance(obj, torch.Tensor):
+        has_own_operations = type(obj).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__
+        if obj.layout is not torch.strided or has_own_operations:  # it consists of other tensors
+            return 0, 0
+        storage = obj.untyped_storage()
+        return storage.data_ptr(), storage.data_ptr() + storage.nbytes()
+    return extent_of(obj) if hasattr(obj, "__array_interface__") and obj.size else (0, 0)
+
+
+def overlap(some: Iterable[tuple[int, int]], others: Iterable[tuple[int, int]]) -> bool:
+    """Whether a range of ``some`` and one of ``others`` overlap."""
+    ends = [0, 0]
+    for start, end, side in sorted([*((*one, 0) for one in some), *((*one, 1) for one in others)]):
+        if start < ends[1 - side]:
+            return True
+        ends[side] = max(ends[side], end)
+    return False

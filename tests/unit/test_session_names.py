@@ -13,7 +13,7 @@ import pytest
 
 from hydrogen_magic.capture import SessionCapture, session_cell
 from hydrogen_magic.capture.ownership import SessionNames
-from hydrogen_magic.capture.versions import note_brought_back, versions_of
+from hydrogen_magic.capture.versions import note_brought_back, sharing_with, versions_of
 from hydrogen_magic.core.events import HeldName, NamesChanged
 from hydrogen_magic.driver import result_assignment
 from hydrogen_magic.driver import session as driver_session
@@ -84,7 +84,7 @@ class Session:
 
     def _take(self, loaded: Any, captured: Any, out: tuple[str, ...]) -> None:
         found, namespace, originals = delivered(loaded, None), self.notebook.names, self.originals
-        sharing = versions_of(self.names.sharing(out), namespace, originals)
+        sharing = versions_of(sharing_with(self.names, out, originals), namespace, originals)
         result_assignment.assign(found, out, namespace, captured.originals)
         note_brought_back(self.names, out, sharing, namespace, originals, RANK_0)
 
@@ -447,6 +447,29 @@ def test_what_out_changes_of_other_names_is_no_change_by_the_user(session: Sessi
     session.cell("model", out=("model",))
     with pytest.raises(CaptureError, match="`opt`: the ranks changed it"):
         session.cell(train)
+
+
+@pytest.mark.parametrize("other", ["x[2:]", "torch.from_numpy(x)[1:]"])
+def test_what_out_changes_of_memory_that_names_share_is_no_change_by_the_user(
+    session: Session, other: str
+) -> None:
+    run = session.notebook.cell
+    run(f"import numpy as np, torch\nx = np.zeros(4)\nother = {other}")
+    session.cell("other[:] = 1; x", out=("x",))
+    assert float(session.notebook.names["other"][-1]) == 1
+    assert session.cell("float(other[-1])") == 1 and session.sent == []
+    run("x[:] = 5")
+    with pytest.raises(CaptureError, match="`other`: the ranks changed it"):
+        session.cell("other")
+
+
+def test_a_view_that_ranks_have_got_apart_from_its_array_is_sent_again_after_out(
+    session: Session,
+) -> None:
+    session.notebook.cell("import numpy as np\nx = np.zeros(4)\nview = x[2:]")
+    session.cell("view")
+    session.cell("x += 1", out=("x",))
+    assert session.cell("view.tolist()") == [1, 1]
 
 
 def test_a_model_that_ranks_keep_under_another_name_alone_is_not_overwritten(
