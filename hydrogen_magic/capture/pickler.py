@@ -9,7 +9,7 @@ import operator
 import pickle
 import sys
 import types
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -27,7 +27,6 @@ from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.serialization.code_names import code_objects, global_names, imported_names
 from hydrogen_magic.serialization.identity import (
     ObjectIdentity,
-    Originals,
     is_array,
     numbered,
 )
@@ -120,8 +119,11 @@ class CapturePickler(Pickler):
         needs: RequiredNames,
         ranks_have_gpu: bool,
         layout: MemoryLayout | None = None,
+        of_ranks: Container[ObjectIdentity] = (),
     ) -> None:
+        """``of_ranks``: see :class:`Originals`."""
         super().__init__(file, protocol, buffer_callback)
+        self._of_ranks = of_ranks
         self.layout = layout or MemoryLayout()
         self._parts: dict[tuple[int, int, int], Any] = {}
         """Parts of torch storages, by storage and range."""
@@ -137,8 +139,8 @@ class CapturePickler(Pickler):
         self.attributes: set[str] = set()
         """Names that those functions use, including attributes."""
         self.needs = needs
-        self.originals: Originals | None = None
-        """Numbers of objects in the current value, if the value is to be brought back."""
+        self.number_of: Callable[[Any], int | None] | None = None
+        """Returns the numbers of objects in the current value, if results may update some of them."""
         self._statements: dict[type, ClassStatement | None] = {}
         """By the class that they make."""
         self._begun: dict[int, list[list[str]]] = {}
@@ -203,16 +205,16 @@ class CapturePickler(Pickler):
         return reduced if number is None else numbered(number, obj, reduced)
 
     def _name_on_ranks(self, obj: Any) -> str | None:
-        if self.value_on_ranks is None or self.originals is None:
+        if self.value_on_ranks is None or self.number_of is None:
             return None  # the arguments of a call are copies
         return self.value_on_ranks(obj)
 
     def _number(self, obj: Any) -> int | None:
-        if self.originals is None:
+        if self.number_of is None:
             return None
         if self._block_depth and is_array(obj) and copies_on_write():
             return None  # other frames over this memory must not see what is brought back
-        return self.originals.number(obj)
+        return self.number_of(obj)
 
     def _reduce(self, obj: Any) -> Any:
         reduced = super().reducer_override(obj)
@@ -325,7 +327,7 @@ class CapturePickler(Pickler):
     def _name_of_ranks(self, obj: Any) -> str | None:
         """Return the name of a class that the ranks have defined, and the notebook has not."""
         name = str(obj.__qualname__).partition(".")[0]
-        is_theirs = self.originals is not None and ObjectIdentity(obj) in self.originals.of_ranks
+        is_theirs = self.number_of is not None and ObjectIdentity(obj) in self._of_ranks
         return name if is_theirs and name not in self.needs.namespace else None
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import pickle
 from collections.abc import Callable, Iterable, Sequence
 from typing import Any
@@ -11,8 +12,10 @@ from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.errors import CaptureError
-from hydrogen_magic.serialization.identity import Originals
+from hydrogen_magic.serialization.code_names import CODE
+from hydrogen_magic.serialization.identity import Originals, is_kind
 from hydrogen_magic.serialization.memory_layout import MemoryLayout
+from hydrogen_magic.serialization.object_paths import paths_to
 from hydrogen_magic.serialization.payload import Buffers, Payload
 from hydrogen_magic.serialization.pickling_errors import explain
 
@@ -74,6 +77,7 @@ class NamedPickles:
             needs=needs,
             ranks_have_gpu=ranks_have_gpu,
             layout=layout,
+            of_ranks=self.originals.of_ranks,
         )
         self.pickler.code_on_ranks = code_on_ranks
         self.pickler.value_on_ranks = value_on_ranks
@@ -90,9 +94,7 @@ class NamedPickles:
 
     def _add(self, name: str, value: Any) -> None:
         before, n_states = self.nbytes, self.pickler.n_process_states
-        # The arguments of a call are copies, as always.
-        is_numbered = name in self._out or (self._numbers_all and name != "")
-        self.pickler.originals = self.originals if is_numbered else None
+        self.pickler.number_of = self._numbering(name, value)
         try:
             self.pickler.dump(value)
         except _StreamTooLargeError:
@@ -104,6 +106,25 @@ class NamedPickles:
         self.sizes[name] = self.nbytes - before
         if self.pickler.n_process_states > n_states:
             self.with_process_state.append(name)
+
+    def _numbering(self, name: str, value: Any) -> Callable[[Any], int | None] | None:
+        """Return what numbers the objects of a value; None: they are copies, as the arguments of a call."""
+        if name in self._out or (self._numbers_all and name != ""):
+            return self.originals.number
+        # These are pickled before the values of ``out``, and may share objects with them.
+        is_code = name != "" and issubclass(type(value), CODE)
+        return self._number_of_out if self._out and is_code else None
+
+    def _number_of_out(self, obj: Any) -> int | None:
+        is_of_out = is_kind(obj) and id(obj) in self._objects_of_out
+        return self.originals.number(obj) if is_of_out else None
+
+    @functools.cached_property
+    def _objects_of_out(self) -> frozenset[int]:
+        """Identities of the objects in the values of ``out`` that results may update."""
+        names = self._out & self.needs.values.keys()
+        values = [self.needs.namespace[name] for name in names]
+        return frozenset(id(obj) for _, obj in paths_to(values, is_kind))
 
     def _add_buffer(self, buffer: pickle.PickleBuffer) -> bool:
         """Collect a buffer, unless the stream has to be written again."""

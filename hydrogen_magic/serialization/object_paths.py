@@ -150,7 +150,8 @@ def paths_to(root: Any, is_wanted: Callable[[Any], bool]) -> Iterator[tuple[Path
         seen[id(obj)] = obj
         if is_wanted(obj):
             yield path, obj
-        todo.extend(((*path, step), child) for step, child in _steps(obj))
+        found = islice(_steps(obj), _MAX_OBJECTS_OF_PATHS)
+        todo.extend(((*path, step), child) for step, child in found)
 
 
 def objects_at(root: Any, paths: Iterable[Path]) -> Iterator[tuple[Path, Any]]:

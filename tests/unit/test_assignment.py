@@ -204,6 +204,19 @@ def test_compiled_models_and_closures_see_the_new_weights(notebook: Notebook) ->
     notebook.cell("assert fast._orig_mod is net.first and weight.unique() == 7")
 
 
+@pytest.mark.parametrize(
+    "used", ["lambda model=net: (model, other)", "made(net, other)", "type('Own', (), {'model': net})"]
+)  # fmt: skip
+def test_a_model_that_a_function_or_class_holds_is_updated_in_place(
+    notebook: Notebook, used: str
+) -> None:
+    notebook.cell(NET + "other = np.zeros(2)\ndef made(*parts): return lambda: parts\n")
+    notebook.cell(f"used = {used}; same = net")
+    _, value = run(notebook, "other += 1; weight.data.fill_(5); (other, used)[0]", "net")
+    notebook.cell("assert net is same and weight.unique() == 5 and other.sum() == 0" + TRAINS)
+    assert value.tolist() == [1, 1]
+
+
 def test_memory_that_is_parted_is_parted(notebook: Notebook) -> None:
     notebook.cell(NET)
     notebook.cell("""
