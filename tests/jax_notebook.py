@@ -140,7 +140,7 @@ def train_on_ranks() -> Any:
     try:
         Packer(Pickler).pack("", {"x": x})
     except RefusedError as error:
-        return arrived, is_fixed, jax.device_count(), trained, error.remedy
+        return arrived, is_fixed, jax.device_count(), (*trained, PARAMS), error.remedy
     raise AssertionError("an array that is sharded over the ranks was pickled")
 
 
@@ -173,7 +173,7 @@ def stays_numpy(option: str, value: Any) -> bool:
 def main() -> None:
     expected_params, expected = train(jax.jit(step), PARAMS, X, Y)
     result = hm.run(train_on_ranks, np=2, rendezvous="jax", quiet=True)
-    arrived, is_fixed, n_devices, (params, losses), refusal = result
+    arrived, is_fixed, n_devices, (params, losses, unchanged), refusal = result
     found = {
         "arrived": arrived,
         "is_fixed": is_fixed,
@@ -185,6 +185,10 @@ def main() -> None:
             for a, b in zip(jax.tree.leaves(params), jax.tree.leaves(expected_params), strict=True)
         ),
         "are_jax": all(isinstance(leaf, jax.Array) for leaf in jax.tree.leaves((params, losses))),
+        "are_unchanged": all(
+            isinstance(leaf, jax.Array) and bool((leaf == PARAMS[name]).all())
+            for name, leaf in unchanged.items()
+        ),
         "is_kept_from_a_gpu": stays_numpy("jax_platforms", "cuda,cpu"),
         "is_precise": stays_numpy("jax_enable_x64", False),
         "of_sharded": refusal,

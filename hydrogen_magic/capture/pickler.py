@@ -39,7 +39,7 @@ from hydrogen_magic.serialization.library_objects import (
     reduce_index,
     reduce_single_manager,
     reduce_tensor,
-    restore_read_only,
+    restore_stand_in,
     values_of_jax_array,
     with_hooks,
 )
@@ -442,7 +442,7 @@ class CapturePickler(Pickler):
         then ``jax.distributed.initialize()`` is refused there.
         """
         self.n_jax_arrays += 1
-        return restore_read_only, (values_of_jax_array(array),)
+        return restore_stand_in, (values_of_jax_array(array),)
 
     def _handle(self, module: str, name: str, handler: Callable[[Any], Any]) -> None:
         """Reduce the objects of a class with ``handler`` if its module is imported."""

@@ -421,9 +421,25 @@ def values_of_jax_array(array: Any) -> Any:
 
 
 def restore_read_only(values: Any) -> Any:
-    """Make a NumPy array that cannot be changed, as it was, or like the jax.Array that it stands for."""
+    """Make a NumPy array that cannot be changed."""
     values.flags.writeable = False
     return values
+
+
+_stand_ins: weakref.WeakValueDictionary[int, Any] = weakref.WeakValueDictionary()
+"""Arrays of this process that stand for one of JAX, by ``id``."""
+
+
+def restore_stand_in(values: Any) -> Any:
+    """Make the read-only NumPy array that stands for a jax.Array on a rank."""
+    array = _stand_ins[id(values)] = restore_read_only(values)
+    return array
+
+
+def reduce_stand_in(array: Any) -> Any:
+    """Reduce a NumPy array to the jax.Array for which it stands; NotImplemented: it stands for none."""
+    is_one = _stand_ins.get(id(array)) is array
+    return (restore_jax_array, (array[...],)) if is_one else NotImplemented
 
 
 def _reduce_jitted(function: Any) -> Any:

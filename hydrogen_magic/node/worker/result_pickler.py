@@ -26,6 +26,7 @@ from hydrogen_magic.node.worker.rank_parts import (
     part_of,
 )
 from hydrogen_magic.serialization.identity import numbered
+from hydrogen_magic.serialization.library_objects import reduce_stand_in
 from hydrogen_magic.serialization.pickler import Pickler, is_main
 from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse
 from hydrogen_magic.serialization.reducers import Binding, find, itself, resolve, restore_object
@@ -159,6 +160,10 @@ class ResultPickler(Pickler):
         """Write the model inside: the wrapper belongs to a group of ranks that end with the gang."""
         self.on_unwrapped(self.current, wrapper)
         return itself, (wrapper.module,)
+
+    def _reduce_array(self, array: Any) -> Any:
+        reduced = reduce_stand_in(array)
+        return super()._reduce_array(array) if reduced is NotImplemented else reduced
 
     def _reduce_sharded(self, tensor: Any) -> Any:
         full = self.full_tensors.get(id(tensor))
