@@ -7,7 +7,7 @@ import builtins
 import inspect
 import textwrap
 import types
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from hydrogen_magic.core import syntax
@@ -49,7 +49,7 @@ def is_lambda_elsewhere(name: str, value: Any) -> bool:
 
 
 def check_definition(name: str, value: Any, source: str, namespace: Mapping[str, Any]) -> None:
-    """Raise CaptureError if it was wrapped after its definition, or a default has another value now."""
+    """Raise CaptureError if it was wrapped since, or a name in its definition has another value now."""
     made = next(iter(syntax.parse(source).body), None)
     decorators = getattr(made, "decorator_list", None)
     if decorators is not None and _is_wrapped_since(value, len(decorators), namespace):
@@ -57,9 +57,9 @@ def check_definition(name: str, value: Any, source: str, namespace: Mapping[str,
             f"`{name}` cannot be saved: it was wrapped after its definition; write the wrapper as a "
             "decorator, `@…` above the definition"
         )
-    if changed := _changed_default(value, made, namespace):
+    if changed := _changed_name(value, made, namespace):
         raise CaptureError(
-            f"`{name}` cannot be saved: its default `{changed}` has another value now; run the cell that "
+            f"`{name}` cannot be saved: it was defined with another value of `{changed}`; run the cell that "
             f"defines `{name}` again"
         )
 
@@ -74,29 +74,40 @@ def _is_wrapped_since(value: Any, n_decorators: int, namespace: Mapping[str, Any
     return len(wrappers) > n_decorators or any(each is present for each in [*wrappers, inner][1:])
 
 
-def _changed_default(value: Any, made: ast.stmt | None, namespace: Mapping[str, Any]) -> str | None:
-    """Return the name that is a default, and means another value now; None without one."""
+def _changed_name(value: Any, made: ast.stmt | None, namespace: Mapping[str, Any]) -> str | None:
+    """Return a name that was evaluated by the definition, and has another value now; None without one."""
     known = {**vars(builtins), **namespace}
-    for expression, default in _defaults(value, made):
+    for expression, before in _evaluated(value, made):
         name = getattr(expression, "id", "")
-        if name and not _is_same(known.get(name, known), default):
+        if name and not _is_same(known.get(name, known), before):
             return str(name)
     return None
 
 
-def _defaults(value: Any, made: ast.stmt | None) -> Iterable[tuple[ast.expr | None, Any]]:
-    """Return the defaults of a function, or of the fields of a dataclass, and their values."""
-    fields = getattr(value, "__dataclass_fields__", {})
-    if isinstance(made, ast.ClassDef):
-        of_fields = (each for each in made.body if isinstance(each, ast.AnnAssign))
-        named = [(ast.unparse(each.target), each.value) for each in of_fields if each.value]
-        # A name of the class itself, as in `b: int = a`, is none of the notebook; `a: int = a` is.
-        own = vars(value).keys()
-        return [
-            (default, fields[name].default)
-            for name, default in named
-            if name in fields and getattr(default, "id", name) not in own - {name}
-        ]
+def _evaluated(value: Any, made: ast.stmt | None) -> Iterable[tuple[ast.expr, Any]]:
+    """Return expressions that were evaluated by the definition, and their values."""
+    return _attributes(value, made) if isinstance(made, ast.ClassDef) else _defaults(value, made)
+
+
+def _attributes(cls: Any, made: ast.ClassDef) -> Iterator[tuple[ast.expr, Any]]:
+    """Yield the expressions of a class's attributes and fields, and the values that these got."""
+    fields = getattr(cls, "__dataclass_fields__", {})
+    values = {name: field.default for name, field in fields.items()}
+    if type(cls) is type and not made.decorator_list:  # else they may be anything
+        values = {**vars(cls), **values}
+    # A name of the class itself, as in `b = a`, is none of the notebook; `a = a` is.
+    own = vars(cls).keys()
+    for each in made.body:
+        match each:
+            case (
+                ast.Assign(targets=[ast.Name(name)], value=expression)
+                | ast.AnnAssign(target=ast.Name(name), value=ast.expr() as expression)
+            ) if name in values and getattr(expression, "id", name) not in own - {name}:
+                yield expression, values[name]
+
+
+def _defaults(value: Any, made: ast.stmt | None) -> Iterable[tuple[ast.expr, Any]]:
+    """Return the defaults of a function, and their values."""
     function = inspect.unwrap(value)
     if not isinstance(made, _FUNCTIONS) or not isinstance(function, types.FunctionType):
         return ()

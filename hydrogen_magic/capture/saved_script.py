@@ -205,6 +205,13 @@ class _ScriptParts:
         self._add_all()
         if self.pickled:
             self._pickle()
+        for name in self.sources:
+            defined = self.values[name].__name__
+            if defined in self.literals or defined in self.pickled:
+                raise CaptureError(
+                    f"`{name}` cannot be saved: it was defined as `{defined}`, which has another value now; "
+                    "define it under its own name"
+                )
 
     def _add_all(self) -> None:
         """Add the requested names, those that their sources need in turn, and those that may be needed."""

@@ -233,14 +233,14 @@ def test_a_script_has_the_definitions_as_they_stand_in_the_cells(
     notebook.cell("""
         lr = 0.1
         class Config:
-            rate: float = lr
+            rate: float = 0.2
             layers = []
         def rate(): return lr, Config.layers
     """)
     notebook.cell("lr = 0.5; Config.rate = 0.7; Config.layers.append(2)")
     save(notebook, "print(rate(), Config.rate)", "s.py")
     done = subprocess.run([sys.executable, "s.py"], capture_output=True, text=True, timeout=100)
-    assert done.stdout == "(0.5, []) 0.5\n", done.stderr
+    assert done.stdout == "(0.5, []) 0.2\n", done.stderr
 
 
 def test_a_function_that_was_wrapped_after_its_definition_is_refused(notebook: Notebook) -> None:
@@ -258,9 +258,10 @@ def test_a_function_that_was_wrapped_after_its_definition_is_refused(notebook: N
     [
         "def f(x=lr, *, key=len, n=[]): return x",
         "@dataclass\nclass f:\n x: float = lr\n y: float = x",
+        "class f:\n x = y = 1\n z: float = lr\n x = y",
     ],
 )
-def test_a_default_that_has_another_value_now_is_refused(
+def test_a_definition_with_a_name_that_has_another_value_now_is_refused(
     notebook: Notebook, definition: str
 ) -> None:
     notebook.cell(f"from dataclasses import dataclass\nlr = 0.5\n{definition}")
@@ -269,8 +270,15 @@ def test_a_default_that_has_another_value_now_is_refused(
         save(notebook, "print(f())", "s.py")
     for change in ("lr = 9", "del lr"):
         notebook.cell(change)
-        with pytest.raises(CaptureError, match="`f` cannot be saved: its default `lr` has another"):
+        with pytest.raises(CaptureError, match=r"`f` cannot be saved: .* another value of `lr`"):
             save(notebook, "print(f())", "s.py")
+
+
+def test_a_function_whose_own_name_has_another_value_is_refused(notebook: Notebook) -> None:
+    notebook.cell("def h(): return 1\nother = h\nh = 3")
+    save(notebook, "print(other())", "s.py")
+    with pytest.raises(CaptureError, match="`other` cannot be saved: it was defined as `h`"):
+        save(notebook, "print(other() + h)", "s.py")
 
 
 def test_a_second_wrapper_is_refused_under_each_name(notebook: Notebook, tmp_path: Path) -> None:
