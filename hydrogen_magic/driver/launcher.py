@@ -85,6 +85,8 @@ _TRACKED_S = 2.5
 """How long an exit may take until trackers know of it: front ends kill a kernel after five seconds."""
 _AT_EXIT_S = 1.0
 """How long this process waits at its end for gangs that it stops, and then once more for those it kills."""
+_INTERRUPTED_S = 2.0
+"""A gang that was stopped so short a time before the kernel is shut down was most likely stopped by that."""
 _LARGE_BYTES = 64 << 20
 """Results of this size that the notebook has taken are not kept for that."""
 _shown_hints: set[str] = set()
@@ -455,6 +457,19 @@ def end_with_kernel() -> None:
         for gang in gangs:
             gang.wait(max(0.0, deadline - time.monotonic()))
     tracking.finish_all(max(0.0, began_s + _TRACKED_S - time.monotonic()))
+
+
+def note_shutdown() -> None:
+    """Note in the records of gangs that have just been stopped that their kernel was shut down.
+
+    Jupyter interrupts a kernel before it asks for that, which stops the gang of the current cell.
+    """
+    for gang in gangs().values():
+        state = gang.snapshot()
+        is_recent = time.time() - state.wall_time - state.now_s < _INTERRUPTED_S
+        is_stopped = (state.state, state.stop_reason) == ("STOPPED", "user")
+        if is_stopped and is_recent and not state.outlives:
+            run_log.write_end(gang.folder, ev.KERNEL_ENDED)
 
 
 os.register_at_fork(after_in_child=_running.clear)

@@ -78,6 +78,7 @@ def _end_before_other_processes(kernel: Any) -> None:
     @functools.wraps(shut_down)
     def do_shutdown(*args: Any, **kwargs: Any) -> Any:
         launcher.end_with_kernel()
+        launcher.note_shutdown()
         folders.delete_all()
         return shut_down(*args, **kwargs)
 
