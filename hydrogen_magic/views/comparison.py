@@ -90,7 +90,7 @@ class Comparison:
     def lines(self, now: float) -> list[str]:
         """Return a table; ``now`` is Unix time."""
         header, *rows = self._rows(now)
-        return table(header, rows)
+        return [*table(header, rows), *self._as_of(now)]
 
     def html(self, now: float) -> str:
         """Return table and charts for any page: no script, no style sheet; ``now`` is Unix time."""
@@ -98,10 +98,17 @@ class Comparison:
         titles = [name_html(title, _LONGEST_CELL) for title in header]
         body = [_cells(row, place) for place, row in enumerate(rows)]
         lines = table_html(titles, body, _TEXT_COLUMNS)
+        lines += [f"<p>{text}</p>" for text in self._as_of(now)]
         charts = overlaid_html(self._drawn(), self._legend or _legend(self._states, rows))
         # MathJax would render text between two dollar signs.
         top = '<div class="hydrogen-magic tex2jax_ignore mathjax_ignore">'
         return "\n".join([top, *lines, *charts, "</div>"])
+
+    def _as_of(self, now: float) -> list[str]:
+        """Return a line that makes a table true which nothing updates any more, as in a saved notebook."""
+        if all(state.is_terminal for state in self._states):
+            return []
+        return [f"as of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}"]
 
     def _drawn(self) -> list[Curves]:
         """Return the curves of the newest runs, and none of the others."""
@@ -132,11 +139,12 @@ def _legend(states: Sequence[GangState], rows: Sequence[Sequence[str]]) -> list[
     titles = [title for title, _ in differences]
     values = zip(*(cells for _, cells in differences), strict=True)
     legend = [_told_apart(zip(titles, each, strict=True)) for each in values]
-    return legend if len(set(legend)) == len(rows) else [row[0] for row in rows]
+    is_enough = len({*legend, ""}) > len(rows)
+    return legend if is_enough else [row[0] for row in rows]
 
 
 def _told_apart(values: Iterable[tuple[str, Any]]) -> str:
-    return ", ".join(f"{name}={value}" for name, value in values)
+    return ", ".join(f"{name}={value}" for name, value in values if value != "")
 
 
 def _differences(states: Sequence[GangState]) -> list[tuple[str, list[str]]]:

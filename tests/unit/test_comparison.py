@@ -80,6 +80,8 @@ def test_the_legend_has_the_values_in_which_runs_differ() -> None:
     for compared, legend in (
         (runs, ["lr=0.1", "lr=0.01"]),
         ([*runs, runs[0]], [f"search lr={lr} (3f2a)" for lr in (0.1, 0.01)]),
+        ([runs[0], run("plain", lr=1)], ["lr=0.1, width=64", "lr=1"]),
+        ([runs[0], run("plain")], ["search lr=0.1 (3f2a)", "plain (3f2a)"]),
     ):
         drawn = charts(Comparison(compared).html(NOW))
         assert [alt for alt in drawn if alt.startswith("Legend")] == [
@@ -94,7 +96,8 @@ def test_runs_that_wait_are_listed_and_more_than_eight_are_told_apart() -> None:
     runs = [run(f"search lr={lr}", lr=lr, w=8) for lr in range(28)]
     waiting = [Run([]), Run([])]
     compared = Comparison([*runs, *waiting], planned)
-    assert compared.lines(NOW)[-1].split() == ["QUEUED", "29"]
+    waits, as_of = compared.lines(NOW)[-2:]
+    assert waits.split() == ["QUEUED", "29"] and as_of.startswith("as of 19")
     html = compared.html(NOW)
     assert [html.count(square) for square in ("&#9632;", "&#9636;", "&#9633;")] == [14, 8, 8]
     drawn = charts(html)
