@@ -382,7 +382,8 @@ class GangController:
     def _reason(self, outcome: str) -> str:
         state = self._run.state
         if outcome == "SUCCEEDED":
-            return f"{counted(len(state.ranks), 'rank')} finished"
+            n_done = sum(rank.phase == "done" for rank in state.ranks)  # others were idle
+            return f"{counted(n_done, 'rank')} finished"
         if outcome == "STOPPED":
             return self._stop_text()
         if self._culprit is None and state.fault:

@@ -448,6 +448,7 @@ def test_a_cell_on_some_ranks(cells: Cells) -> None:
     """The others stay as they are; the value is that of the first rank that takes part."""
     assert cells.on_ranks(JOIN + "n = 0\nhm.rank()", "--np 2") == 0
     assert cells.on_ranks("n = 5\nhm.rank(), hm.world_size()", "--ranks 1") == (1, 2)
+    assert [*launcher.gangs().values()][-1].snapshot().reason == "1 rank finished"
     assert cells.all_ranks("n") == [0, 5]
     cells.on_ranks("own = 1", "--ranks 1 --out own")
     assert cells.run("own") == 1
