@@ -29,7 +29,7 @@ from hydrogen_magic.views.line_shares import kept_lines
 from hydrogen_magic.views.static_svg import colours, html
 from hydrogen_magic.views.static_svg.ansi import to_html
 from hydrogen_magic.views.static_svg.charts import overlaid_html
-from hydrogen_magic.views.static_svg.fills import FILLS, KINDS
+from hydrogen_magic.views.static_svg.fills import FILLS, KINDS, fills
 from hydrogen_magic.views.static_svg.scales import Scale, seconds_ticks, value_scale
 from hydrogen_magic.views.static_svg.swimlanes import _covered
 from hydrogen_magic.views.widget.static_html import StaticView
@@ -184,6 +184,15 @@ def test_a_failure_stands_on_top_with_the_culprits_lines() -> None:
     parsed = checked(drawn(events, report="rank 1 failed: ValueError: <bad>\n\n  x = y"))
     assert parsed.text.index("✕ gang 3f2a") < parsed.text.index("ValueError: <bad>\n\n  x = y")
     assert parsed.text.index("ValueError: <bad>") < parsed.text.index("failed: exit status 1")
+
+
+def test_the_culprit_alone_is_crossed_in_the_timeline() -> None:
+    error = ev.RankFailed(9.1, 0, ev.ErrorReport("ConnectionResetError", "closed"), "running")
+    failed = [ev.RankExited(9.0, 1, 1), error, ev.RankExited(9.1, 0, 1)]
+    page = drawn([*trained(2, 50), *failed, ev.GangEnded(9.2, "FAILED", "rank 1 failed", 1)])
+    images = re.findall(r"svg\+xml;base64,([^\"]*)", page)
+    crossed = [base64.b64decode(image).count(b"l8 8m0 -8l-8 8") for image in images]
+    assert sum(crossed) == 1
 
 
 def test_notices_and_the_rate_are_told() -> None:
@@ -456,6 +465,9 @@ def test_colours_stand_out_on_every_page_and_are_those_of_the_live_view() -> Non
     spans = (Path(colours.__file__).parents[1] / "widget/front/src/timeline/colors.ts").read_text()
     assert _colours_in(spans, "FILLS") == FILLS
     assert re.findall(r"(?<=/)[^/\n]+(?=/i)", spans) == list(KINDS)
+    # test/timeline_colors.test.ts of the live view has the same names.
+    names = ["load", "augment", "réseau", "load 2", "a", "b", "c"]
+    assert [FILLS.index(fill) for fill in fills(names).values()] == [11, 7, 9, 10, 8, 9, 10]
 
 
 def _colours_in(typescript: str, name: str) -> tuple[str, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 from collections.abc import Iterable, Mapping
 
 KINDS = (
@@ -35,12 +36,25 @@ FILLS = (
 
 
 def fills(names: Iterable[str]) -> Mapping[str, str]:
-    """Return name -> colour; names without a kind get the remaining colours in turn."""
-    kinds = {name: _kind(name) for name in names}
-    others = [name for name, kind in kinds.items() if kind is None]
-    n_left = len(FILLS) - len(KINDS)
-    turns = {name: len(KINDS) + turn % n_left for turn, name in enumerate(others)}
-    return {name: FILLS[turns[name] if kind is None else kind] for name, kind in kinds.items()}
+    """Return name -> colour. Names without a kind have one by their hash, or the next one that is free."""
+    n_own, uses, found = len(FILLS) - len(KINDS), Counter[int](), dict[str, str]()
+    for name in names:
+        place = _kind(name)
+        if place is None:
+            first = _hash(name)
+            own = min(range(first, first + n_own), key=lambda each: uses[each % n_own]) % n_own
+            uses[own] += 1
+            place = len(KINDS) + own
+        found[name] = FILLS[place]
+    return found
+
+
+def _hash(text: str) -> int:
+    """Return the FNV-1a hash of the UTF-16 units, as ``colors.ts`` does."""
+    data, found = text.encode("utf-16-le", "surrogatepass"), 2166136261
+    for unit in memoryview(data).cast("H"):
+        found = (found ^ unit) * 16777619 % 2**32
+    return found
 
 
 def _kind(name: str) -> int | None:

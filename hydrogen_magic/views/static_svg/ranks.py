@@ -43,7 +43,9 @@ def _folded(state: GangState, n_shown: int) -> list[str]:
     if n_shown == len(state.ranks):
         return []
     counts = name_html(phase_counts(state), 200)
-    return [f"<p><b>{len(state.ranks):,} ranks</b>: {counts} · shown: the failed, the slowest</p>"]
+    return [
+        f"<p><b>{len(state.ranks):,} ranks</b>: {counts} · shown: the first, the failed, the slowest</p>"
+    ]
 
 
 def _cells(

@@ -31,6 +31,12 @@ describe("colours", () => {
     expect(colors.indexOf("layer 0")).toBe(own[0]);
   });
 
+  it("of other names are those of the static picture", () => {
+    const colors = new NameColors(); // tests/unit/test_static_svg.py has the same names
+    const names = ["load", "augment", "réseau", "load 2", "a", "b", "c"];
+    expect(names.map((name) => colors.indexOf(name))).toEqual([11, 7, 9, 10, 8, 9, 10]);
+  });
+
   it("carry text that can be read", () => {
     expect([inkOn("#1b206a"), inkOn("#ecb913")]).toEqual(["#ffffff", "#000000"]);
   });
