@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hydrogen_magic.node.prediction.arrow_types import arrays_inside
+from hydrogen_magic.node.prediction.arrow_types import parts_of
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.chunking import in_groups, one_batch
 from hydrogen_magic.node.prediction.ndarray_columns import shaped
@@ -77,11 +77,11 @@ def part(frame: Any, start: int, stop: int) -> Any:
 def has_nullable_items(column: pa.Array) -> bool:
     """Return whether a nested type has null items, at any depth, that only a nullable dtype could hold.
 
-    PyArrow would convert them, and the items beside them, to floats.
+    PyArrow would convert them, and the items beside them, to floats, those of null rows, too.
     """
     return any(
         (array.null_count and nullable_dtype(array.type) is not None) or has_nullable_items(array)
-        for array in arrays_inside(column)
+        for array in parts_of(column)
     )
 
 

@@ -75,16 +75,23 @@ def is_undecided(kind: pa.DataType) -> bool:
 
 def arrays_inside(array: pa.Array) -> list[pa.Array]:
     """Return the arrays inside a nested array, without those of null rows; none for other types."""
+    is_nested = family(array.type) in ("list", "map", "struct")
+    return parts_of(array.drop_null() if is_nested and array.null_count else array)
+
+
+def parts_of(array: pa.Array) -> list[pa.Array]:
+    """Return the arrays inside a nested array, with what they have for null rows; none for other types."""
     of_family = family(array.type)
-    if of_family not in ("list", "map", "struct"):
-        return []
-    array = array.drop_null() if array.null_count else array
     if of_family == "struct":
-        return list(array.flatten())
-    if of_family == "list":
-        return [array.flatten()]
-    items = (array.keys, array.items)
-    return [pa.ListArray.from_arrays(array.offsets, each).flatten() for each in items]
+        return [array.field(place) for place in range(array.type.num_fields)]
+    if of_family not in ("list", "map"):
+        return []
+    if pa.types.is_fixed_size_list(array.type):
+        size = array.type.list_size
+        return [array.values.slice(array.offset * size, len(array) * size)]
+    first, last = array.offsets[0].as_py(), array.offsets[-1].as_py()
+    items = [array.values] if of_family == "list" else [array.keys, array.items]
+    return [each.slice(first, last - first) for each in items]
 
 
 def without_nulls(schema: pa.Schema) -> pa.Schema:
