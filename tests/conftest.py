@@ -315,6 +315,7 @@ def _looking_for_leaks(who: str, request: pytest.FixtureRequest) -> Iterator[Non
         leaks.keep_agent_warm()
     before = leaks.Snapshot.take()
     yield
+    leaks.end_kept_ranks()  # for which the warm agent would be busy
     if is_cold or leaks.settle(lambda: leaks.leaks(before), _BRIEFLY_S):
         leaks.end_warm_agents()
         _fail_on(leaks.leaks_after(before), who)

@@ -389,6 +389,14 @@ def _idle_agents() -> set[int]:
     return {agent.process.pid for agent in idle if agent.is_usable and agent.is_ready}
 
 
+def end_kept_ranks() -> None:
+    """End the ranks that ``%%infer`` keeps for its next run."""
+    sessions = sys.modules.get("hydrogen_magic.driver.session")
+    kept = sessions.live(sessions.UNNAMED) if sessions is not None else None
+    if kept is not None and not kept.is_running:
+        kept.end()
+
+
 def end_warm_agents() -> None:
     """End the agents that are kept warm, if the package was ever asked for one."""
     agents = sys.modules.get("hydrogen_magic.driver.placements.local_agents")
