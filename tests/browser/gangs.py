@@ -25,9 +25,7 @@ __all__ = [
     "NEXT",
     "PAYLOAD",
     "PREDICT",
-    "SHOW",
     "SLOW_TO_END",
-    "STEPPING",
     "STUCK",
     "TRAINING",
     "WAITING",
@@ -74,17 +72,6 @@ while True:
 """
 """Four ranks with four metrics, 1,000 points of each a second."""
 
-STEPPING = """%%distributed --np 2
-import time, torch
-weight = torch.ones(8, requires_grad=True)
-optimizer = torch.optim.SGD([weight], lr=0.01)
-print("all met", flush=True)
-while True:
-    weight.sum().backward()
-    optimizer.step()
-    time.sleep(0.01)
-"""
-
 SLOW_TO_END = """%%distributed --np 2 --grace 600
 import time
 try:
@@ -130,9 +117,6 @@ if hm.rank() == 1:
 """
 """Everything that a rank can name is a piece of HTML, or a sequence that would steer a terminal."""
 
-SHOW = "%gang"
-"""A test writes the gang's name behind it."""
-
 FRAME = """import time
 import pandas as pd
 pixels = pd.DataFrame({"x": range(24_000)})"""
@@ -173,7 +157,6 @@ ALL = (
     WAITING,
     DETACHED,
     LOGGING,
-    STEPPING,
     SLOW_TO_END,
     FAILING,
     ASKING,
@@ -181,7 +164,6 @@ ALL = (
     CAPTURED,
     FRAME,
     PREDICT,
-    SHOW,
     NEXT,
     TRAINING,
     HOSTILE,

@@ -2,29 +2,24 @@
 
 from __future__ import annotations
 
-import re
 from typing import Any
 
 import pytest
 from playwright.sync_api import Locator, Page, expect
 
-from hydrogen_magic.core import events as ev
 from tests.browser.conftest import NewRun
 from tests.browser.gangs import (
     ASKING,
     CAPTURED,
     FAILING,
     IN_OUTPUT,
-    LOAD,
     LOGGING,
     NEXT,
-    SHOW,
-    STEPPING,
     TRAINING,
     WAITING,
     Run,
 )
-from tests.browser.page import PATIENCE_MS, NotebookPage, wait_until
+from tests.browser.page import PATIENCE_MS, NotebookPage
 
 pytestmark = [pytest.mark.browser, pytest.mark.usefixtures("warm_agents")]
 
@@ -168,50 +163,6 @@ def _stop(page: NotebookPage, cell: str, run: Run, pids: list[int]) -> None:
     page.widget(cell).locator(".hm-stop").click()
     run.ended_by_user(pids)
     page.finish(cell)
-
-
-@pytest.mark.exhaustive  # test_looks draws a profile, and test_page_commands asks for one
-def test_profiled_steps_are_drawn_in_the_timeline(lab: NotebookPage, new_run: NewRun) -> None:
-    lab.start(STEPPING)
-    run = new_run()
-    pids = run.met(2)
-    widget = lab.widget(STEPPING)
-    before = _number_of_spans(widget)
-    profile = widget.get_by_role("button", name="5 steps")
-    profile.click()
-    found = run.wait_for(ev.Spans, lambda all_: {e.rank for e in _profiled(all_)} == {0, 1})
-    n_found = sum(len(event.names) for event in _profiled(found))
-    wait_until(lambda: _number_of_spans(widget) >= before + n_found, f"{n_found} spans")
-    expect(profile).to_be_visible()  # while it works, it has another name
-    assert n_found > 2 * 5 and lab.is_running(STEPPING)
-    _wait_for_ink(widget.locator(".hm-timeline"))
-    _stop(lab, STEPPING, run, pids)
-
-
-def _profiled(spans: list[ev.Spans]) -> list[ev.Spans]:
-    return [event for event in spans if event.track == "profiler"]
-
-
-def _number_of_spans(widget: Locator) -> int:
-    """Return the number of spans that the timeline shows in its note."""
-    note = widget.locator(".hm-timeline .hm-note").first
-    found = re.match(r"[\d,]+", note.inner_text()) if note.count() else None
-    return int(found[0].replace(",", "")) if found else 0
-
-
-@pytest.mark.exhaustive  # test_widget does so without a browser
-def test_a_gang_is_shown_after_its_kernel_was_restarted(lab: NotebookPage, new_run: NewRun) -> None:
-    lab.run(TRAINING)
-    gang = new_run().id
-    lab.restart_kernel()
-    lab.run(LOAD)
-    show = f"{SHOW} show {gang}"
-    lab.write(SHOW, show)
-    lab.run(show)
-    expect(lab.state(show)).to_have_attribute("data-state", "done")
-    expect(lab.widget(show).locator(".hm-ranks")).to_contain_text("200/200")
-    expect(lab.widget(show).locator(".hm-curves figure")).to_have_count(2)
-    lab.write(show, SHOW)
 
 
 def test_every_control_is_reached_by_keyboard(lab: NotebookPage, new_run: NewRun) -> None:
