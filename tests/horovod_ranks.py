@@ -199,15 +199,6 @@ def init_only() -> int:
     return int(hvd.size())
 
 
-def stop_before_init() -> None:
-    """Rank 1 stops itself, and the other waits for it."""
-    import horovod.torch as hvd
-
-    if os.environ["RANK"] == "1":
-        os.kill(os.getpid(), signal.SIGSTOP)
-    hvd.init()
-
-
 def join_torchs_group() -> None:
     """Do as in a gang of torch's."""
     import torch.distributed as dist

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
-from hydrogen_magic.compat import LogCallback, log_to_driver
+from hydrogen_magic.compat import log_to_driver
 
 VERBS = ("printed", "told")
 VARIABLES = ("NCCL_DEBUG", "TZ")
@@ -66,16 +66,3 @@ def take_three_steps() -> None:
 def tell_much() -> None:
     log_to_driver("x" * 5000 + " by nobody")
     log_to_driver("two\nlines by me")
-
-
-def fit() -> None:
-    """Train by Keras: four batches, two epochs."""
-    os.environ["KERAS_BACKEND"] = "torch"
-    import keras
-    import numpy as np
-
-    x = np.zeros((32, 4), "float32")
-    model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
-    model.compile("sgd", "mse")
-    callbacks = [LogCallback(), LogCallback(per_batch_log=True)]
-    model.fit(x, x[:, :1], batch_size=8, epochs=2, verbose=0, callbacks=callbacks)

@@ -158,9 +158,3 @@ class TestSeen:
         gang = ended(launch(on_ranks.join_torchs_group, np=2))
         with pytest.raises(hm.errors.RankFailedError, match="launched `--with horovod`"):
             gang.raise_for_state()
-
-    @pytest.mark.exhaustive  # the contract has one that does not join
-    def test_a_rank_that_is_stopped_before_they_meet_is_said_to_be(self) -> None:
-        gang = ended(launch(on_ranks.stop_before_init, np=2, start_timeout=10))
-        with pytest.raises(hm.errors.RankFailedError, match=r"rank 1 did not enter .*SIGSTOP"):
-            gang.raise_for_state()

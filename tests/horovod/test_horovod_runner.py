@@ -189,20 +189,6 @@ def test_a_page_has_a_message_among_the_output() -> None:
     assert lines.take(1.0) == ([[1, stdout, "told", 0.5]], 0)
 
 
-@pytest.mark.exhaustive  # ranks import Keras for seconds; the tests below call one as Keras does
-def test_the_keras_callback_reports_epochs_and_batches_on_rank_0(
-    capsys: pytest.CaptureFixture[str],
-) -> None:
-    """Of two callbacks one tells of batches too; the points are those of one observer."""
-    HorovodRunner(np=-2).run(runner_ranks.fit)
-    shown = capsys.readouterr().out.splitlines()
-    told = [line for line in shown if "epoch" in line]
-    epoch = ["begins"] * 2 + [f"batch {n}: loss 0" for n in (1, 2, 3, 4)] + ["ends: loss 0"] * 2
-    assert told == [f"[0] epoch {n}/2 {what}" for n in (1, 2) for what in epoch]
-    gang = newest_gang()
-    assert [rank.n_points for rank in gang.ranks] == [8, 8]
-
-
 class AsKeras:
     """Calls callbacks as ``model.fit`` does: two epochs of two batches, with the model it trains."""
 
