@@ -160,41 +160,6 @@ def test_each_kind_is_seen_and_named(
     assert leaks.leaks_after(before) == []
 
 
-def test_a_neighbours_process_is_not_ours() -> None:
-    before = leaks.Snapshot.take()
-    owner = f"{leaks._boot_id()}:1:1"
-    process = _sleeper(HYDROGEN_MAGIC_OWNER=owner, **{leaks.SESSION: "somebody else"})
-    environment = leaks._environ(process.pid)
-    assert environment["HYDROGEN_MAGIC_OWNER"] == owner
-    assert not leaks._is_ours(environment)
-    _end(process)
-    assert leaks.leaks_after(before) == []
-
-
-def test_a_daemon_of_another_library_is_no_leak() -> None:
-    before = leaks.Snapshot.take()
-    with _a_thread(daemon=True):
-        assert leaks.leaks_after(before) == []
-
-
-def test_what_is_on_its_way_out_may_finish() -> None:
-    before = leaks.Snapshot.take()
-    may_end = threading.Event()
-    threading.Thread(target=may_end.wait).start()
-    assert leaks.leaks(before) != []
-    threading.Timer(0.2, may_end.set).start()
-    assert leaks.leaks_after(before) == []
-
-
-def test_an_idle_agent_may_be_another_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    """With another hub: the agents of the one before were closed."""
-    monkeypatch.setattr(leaks, "_PRELOADED", ())
-    before = leaks.Snapshot.take()
-    leaks.end_warm_agents()
-    leaks.keep_agent_warm()
-    assert leaks.leaks_after(before) == []
-
-
 INNER = {
     "local": """
 import os
