@@ -314,20 +314,6 @@ def test_a_connection_is_free_after_a_run_over_its_query(how: str) -> None:
     assert connection.execute("select 1").fetchall() == [(1,)]
 
 
-def test_others_take_the_rows_of_a_rank_that_hangs(tmp_path: Path) -> None:
-    marker = tmp_path / "marker"
-    # Rank 1 has a second to be set up: then all rows would be done.
-    run = begin(frame(20_000), infer_ranks.waits_for, str(marker), 1, 2_000, 0.005)
-    wait_until(lambda: marker.exists() and marker.read_text())
-    try:
-        wait_until(lambda: (bar := run.gang.ranks[0].bar) is not None and bar.n > 12_000)
-    finally:
-        os.kill(int(marker.read_text()), signal.SIGCONT)
-    result = ended(run).result
-    assert len(result) == 20_000
-    assert Counter(result["rank"])[0] > 12_000
-
-
 # ── set-up that is kept ──────────────────────────────────────────────────────────────────────────
 
 
