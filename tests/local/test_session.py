@@ -34,7 +34,6 @@ from tests.gangs import (
     PATIENCE_S,
     ended,
     notices_of,
-    spans_of,
     until,
     wait_until,
     wait_until_gone,
@@ -309,24 +308,6 @@ def test_a_stop_while_results_are_packed_ends_the_cell_alone(cells: Cells) -> No
     gang.stop()
     assert gang.wait(60) and gang.state == "STOPPED"
     assert cells.on_ranks("os.getpid()") == pid
-
-
-def test_optimizer_steps_are_recorded_after_a_stop_in_one(cells: Cells, tmp_path: Path) -> None:
-    begun = tmp_path / "begun"
-    slow = (
-        "class Slow(torch.optim.SGD):\n"
-        "    def step(self, closure=None):\n"
-        f"        open({str(begun)!r}, 'w').close()\n"
-        "        time.sleep(1000)\n"
-    )
-    step = "{}([torch.nn.Parameter(torch.ones(1))], lr=0.1).step()"
-    gang = cells.on_ranks(slow + step.format("Slow"), "--np 1 --detach --timeline")
-    wait_until(begun.exists)
-    gang.stop()
-    assert ended(gang).state == "STOPPED"
-    gang = ended(cells.on_ranks(step.format("torch.optim.SGD"), "--detach --timeline"))
-    spans = [(name, depth) for name, *_, depth in spans_of(gang, "spans")[0]]
-    assert spans == [("optimizer step", 0)]
 
 
 def test_results_of_earlier_cells_are_released_without_a_garbage_collection(cells: Cells) -> None:
@@ -604,15 +585,6 @@ atexit.register(print, "saving");"""  # runs first, and must not fail
     assert "session 'lab' has ended" in capsys.readouterr().out
     with pytest.raises(UsageError, match="%gang end NAME: no session is running"):
         cells.run("%gang end")
-
-
-def test_a_hint_is_shown_once(cells: Cells) -> None:
-    cells.run("torch.manual_seed(1295)")  # a kernel shows each text once, and none with --quiet
-    notes = []
-    for options in ("--np 2 --quiet", "--np 2", ""):
-        gang = cells.run(f"%%distributed --session lab --detach {options}\ntorch.rand(1)")
-        notes.append(notices_of(ended(gang)))
-    assert ["does not seed the ranks" in each for each in notes] == [True, True, False]
 
 
 def test_infer_runs_on_the_ranks_of_a_session(cells: Cells) -> None:

@@ -102,21 +102,6 @@ def test_changes_on_one_rank_and_of_a_failing_cell_count(cells: Cells) -> None:
     assert cells.on_ranks("x") == "ranks"
 
 
-def test_ranks_keep_what_they_changed_when_one_of_them_takes_or_gives_a_value(cells: Cells) -> None:
-    cells.run("log, hist = [], []")
-    cells.on_ranks("log.append(hm.rank()); hist.append(hm.rank())", "--np 2")
-    assert cells.on_ranks("log", "--ranks 0 --out log") == [0]
-    assert cells.on_ranks("hist", "--ranks 0 --push hist") == []
-    assert cells.on_ranks("log, hist") == ([0], [])
-    assert cells.on_ranks("log, hist", "--ranks 1") == ([1], [1])
-    cells.run("x = [1]")
-    cells.on_ranks("x")
-    cells.run("x = [2]")
-    cells.on_ranks("x.append(3)", "--ranks 0")
-    assert cells.on_ranks("x") == [2, 3]
-    assert cells.on_ranks("x", "--ranks 1") == [2]
-
-
 def test_what_ipython_binds_on_the_ranks_is_no_variable_of_the_session(cells: Cells) -> None:
     cells.on_ranks("%time x = 1", "--np 2")
     (session,) = sessions.sessions()
