@@ -13,17 +13,6 @@ import numpy as np
 import hydrogen_magic as hm
 
 
-class Slow:
-    """Takes a while to be pickled."""
-
-    def __init__(self, seconds: float) -> None:
-        self.seconds = seconds
-
-    def __getstate__(self) -> dict[str, Any]:
-        time.sleep(self.seconds)
-        return {"seconds": self.seconds}
-
-
 class Crashes:
     """Ends the process that pickles it."""
 

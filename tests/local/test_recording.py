@@ -24,14 +24,13 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.core.messages import AgentCommand, RecordSpans
 from hydrogen_magic.driver import launcher, profile_merge, profiling
-from hydrogen_magic.driver.chrome_trace import write_chrome_trace
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.driver.state.span_tracks import SpanTracks
 from hydrogen_magic.node.worker import commands, profiler, reporter, user_input
 from hydrogen_magic.transport import framing
-from tests import ranks, recorded_ranks, seconds, training
+from tests import ranks, recorded_ranks, training
 from tests.gangs import PATIENCE_S, ended, notices_of, spans_of, until, until_reported_again
 
 pytest.importorskip("torch")
@@ -158,32 +157,6 @@ def test_waiting_for_gradients_is_not_the_ranks_own_work() -> None:
     assert waited_s[0] > 0.5 * n_steps * 0.02 and waited_s[0] > waited_s[1]
     late = late_in_all({rank.rank: rank.waits for rank in gang.snapshot().ranks})
     assert late is not None and late.ranks == (1,)
-
-
-def test_the_trace_names_the_rank_that_others_wait_for(tmp_path: Path) -> None:
-    events: list[ev.Event] = [ev.GangLaunched(0.0, "3f2a", "", 2, "local", "torch", 1.0, "", {})]
-    events += [
-        seconds.spans(5.0, rank, (ev.GRADIENTS,), (1.0 + rank,), (3.0,), (0,)) for rank in (0, 1)
-    ]
-    entries = json.loads(write_chrome_trace(events, tmp_path / "t.json").read_text())["traceEvents"]
-    slices = sorted((e["pid"], e["ts"], e["name"]) for e in entries if e["ph"] == "X")
-    assert slices == [
-        (0, 1e6, "waiting for rank 1"),
-        (0, 2e6, ev.GRADIENTS),
-        (1, 2e6, ev.GRADIENTS),
-    ]
-
-
-def test_a_wait_that_is_a_span_is_shown_once(tmp_path: Path) -> None:
-    events = [
-        ev.CollectiveWait(3.0, 0, "all_reduce", 1, 1.5),
-        seconds.spans(5.0, 0, ("all_reduce",), (1.5,), (5.0,), (0,), track="collectives"),
-        ev.CollectiveWait(5.0, 0, "", 1, 1.5),
-        ev.CollectiveWait(7.0, 0, "barrier", 2, 6.0),
-        ev.CollectiveWait(8.0, 0, "", 2, 6.0),
-    ]
-    entries = json.loads(write_chrome_trace(events, tmp_path / "t.json").read_text())["traceEvents"]
-    assert sorted(e["name"] for e in entries if e["ph"] == "X") == ["all_reduce", "barrier"]
 
 
 @pytest.fixture(scope="module")

@@ -125,20 +125,6 @@ def test_an_integer_that_no_float_holds_is_refused() -> None:
         api.log(loss=10**400)
 
 
-def test_a_full_queue_drops_the_oldest_points_and_counts_them(
-    sent: Sent, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(point_queue, "_MAX_POINTS", 100)
-    reporter = reporters.Reporter(0, time.monotonic(), sent)
-    reporter.notice("warning", "kept")
-    for value in range(1000):
-        reporter.log(None, {"v": value})
-    reporter.close()
-    (metrics,) = sent.of(ev.Metrics)
-    assert (metrics.steps, metrics.skipped) == (tuple(range(900, 1000)), 900)
-    assert [notice.text for notice in sent.of(ev.Notice)] == ["rank 0: kept"]
-
-
 def test_no_point_is_lost_or_doubled_between_threads(
     reporter: reporters.Reporter, sent: Sent
 ) -> None:

@@ -17,7 +17,7 @@ from hydrogen_magic.errors import HydrogenError, RankFailedError, ResultError
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 from tests import result_checks, result_ranks
 from tests.gangs import ended, failure_of, notices_of, until, wait_until
-from tests.result_checks import details_of, run_cell
+from tests.result_checks import run_cell
 
 pytestmark = pytest.mark.usefixtures("warm_agents")
 
@@ -215,12 +215,6 @@ def test_an_optimizer_that_a_library_has_wrapped_is_refused() -> None:
     gang = ended(hm.launch(result_ranks.wrapped_optimizer, np=1))
     with pytest.raises(ResultError, match=r"has wrapped it for the ranks; .* `\.state_dict\(\)`"):
         _ = gang.result
-
-
-def test_packing_a_result_may_take_longer_than_exiting() -> None:
-    gang = ended(hm.launch(result_ranks.Slow, 6.0, np=1))
-    assert (gang.result.seconds, gang.snapshot().reason) == (6.0, "1 rank finished")
-    assert "packing the value" in details_of(gang), "the view shows why"
 
 
 @pytest.mark.exhaustive  # five gigabytes
