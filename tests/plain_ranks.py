@@ -112,20 +112,6 @@ def distributed(file: str, *modules: str) -> tuple[str, list[int]]:
     return text, [importlib.import_module(name).ANSWER for name in modules]
 
 
-def removes_its_log() -> int:
-    """Leave a directory in the place of this rank's log; return the agent's pid."""
-    import hydrogen_magic
-
-    folder = Path(hydrogen_magic.__file__).parents[2]  # of the agent
-    print("a line", flush=True)
-    while not (logs := [*folder.glob("runs/*/rank-*.log")]):
-        time.sleep(0.01)  # it is created by the first output
-    (log,) = logs
-    log.unlink()
-    log.mkdir()
-    return os.getppid()
-
-
 def log_and_wait(go_on: str) -> str:
     """Print and log once, then wait for a file."""
     import hydrogen_magic as hm

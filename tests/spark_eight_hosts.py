@@ -22,7 +22,6 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgent
 from hydrogen_magic.driver.placements.remote.closure_transfer import ClosureTransfer
 from tests import (
-    closure_bytes,
     leaks,
     plain_ranks,
     spark_gangs,
@@ -113,25 +112,14 @@ def _free_slots(stage: Stage) -> dict[str, int]:
     return {address: n_free for address, (n_free, _) in slots.items()}
 
 
-def closure(stage: Stage) -> Any:
-    """Say how many bytes left the kernel for a closure of sixteen ranks, and whether all had it."""
-    with closure_bytes.counted() as sent:
-        found = _digests(retries=0)
-    return {"sent_bytes": sum(sent), **found}
-
-
 def closure_with_a_loss(stage: Stage) -> Any:
-    """The same where the host that passes the closure on dies as soon as it could."""
-    with _first_host_dies_once(stage) as killed:
-        found = _digests(retries=1)
-    return {"n_killed": sum(killed), **found}
-
-
-def _digests(retries: int) -> dict[str, Any]:
+    """Pass a closure on to sixteen ranks where the host that does so dies as soon as it could."""
     data = os.urandom(N_BYTES)
-    gang = launch(plain_ranks.machine_and_digest, data, np=16, retries=retries)
-    machines, digests = zip(*gang.results, strict=True)
+    with _first_host_dies_once(stage) as killed:
+        gang = launch(plain_ranks.machine_and_digest, data, np=16, retries=1)
+        machines, digests = zip(*gang.results, strict=True)
     return {
+        "n_killed": sum(killed),
         "n_machines": len(set(machines)),
         "is_right": set(digests) == {plain_ranks.digest(data)},
         "attempts": gang.snapshot().attempt + 1,
@@ -216,7 +204,6 @@ SCENES: spark_machines.Scenes = {
         sixteen,
         packed_and_spread,
         beside_a_job,
-        closure,
         closure_with_a_loss,
         twins,
         gpus,

@@ -46,7 +46,6 @@ from hydrogen_magic.driver.placements.remote import (
     HostTasks,
     agents,
     attempt,
-    host_tasks,
     unassigned,
 )
 from hydrogen_magic.driver.placements.remote.agents import (
@@ -221,13 +220,6 @@ def test_a_stop_returns_the_rows_that_other_hosts_have_predicted(infer: Callable
     until(run.gang, has_begun(run))
     run.gang.stop()
     assert ended(run.gang).state == "STOPPED" and 2 < len(run.result) < 100
-
-
-def test_a_predict_that_fails_elsewhere_names_its_rows(infer: Callable[..., Any]) -> None:
-    body = "def predict(batch): return {'y': [1 / (n - 50) for n in batch['x']]}"
-    with pytest.raises(RankFailedError, match="ZeroDivisionError") as caught:
-        infer(body, "--np 2 --batch-size 4")
-    assert "rows 48 to 51" in str(caught.value)
 
 
 def test_rows_are_predicted_on_a_host_whose_last_gang_runs_on_elsewhere(
@@ -614,14 +606,6 @@ def test_an_agent_that_exits_while_it_starts_says_why(monkeypatch: pytest.Monkey
         ended(launch(os.getpid, np=2, ports=ports)).raise_for_state()
 
 
-def test_an_agent_exits_though_its_rank_removed_its_files(monkeypatch: pytest.MonkeyPatch) -> None:
-    ports = str(in_row(3))  # for which no warm agent listens: those wait for a minute
-    with monkeypatch.context() as patch:
-        patch.setattr(host_tasks, "IDLE_S", 1.0)
-        agent = ended(launch(plain_ranks.removes_its_log, np=1, ports=ports)).result
-    wait_until_gone([agent])
-
-
 def test_an_agent_keeps_the_last_closure_alone_of_gangs_that_ended() -> None:
     """Closures and results come and go as memory files; a closure is kept for another attempt."""
     for _ in range(2):
@@ -882,21 +866,6 @@ def test_a_host_that_cannot_store_a_dataset_is_named() -> None:
         assert re.search(problem, str(failed.value))
         folder.unlink()
         ended(launch(shards.read_here, rows, np=2)).raise_for_state()
-
-
-@pytest.mark.usefixtures("no_shared_disk")
-def test_a_stop_while_a_dataset_travels(monkeypatch: pytest.MonkeyPatch) -> None:
-    async def travel(*args: Any) -> None:
-        travels.set()
-        await asyncio.Event().wait()
-
-    travels = threading.Event()
-    monkeypatch.setattr(RemoteAgent, "send_dataset", travel)
-    with numbers() as rows:
-        gang = launch(shards.read_here, rows, np=2)
-        assert travels.wait(PATIENCE_S)
-        gang.stop()
-        assert ended(gang).state == "STOPPED"
 
 
 @pytest.mark.usefixtures("no_shared_disk")

@@ -68,13 +68,6 @@ def test_a_packed_gang_finds_the_host_that_is_free(machines: MachineProcess) -> 
     assert found["is_there"] and said in found["notices"], found
 
 
-def test_a_large_closure_leaves_the_kernel_once(machines: MachineProcess) -> None:
-    found = machines.play("closure")
-    n_bytes = spark_eight_hosts.N_BYTES
-    assert n_bytes <= found.pop("sent_bytes") < 1.1 * n_bytes
-    assert found == {"n_machines": 8, "is_right": True, "attempts": 1}
-
-
 def test_the_loss_of_a_host_that_passes_a_closure_on(machines: MachineProcess) -> None:
     found = machines.play("closure_with_a_loss")
     assert found.pop("n_killed") > 0
