@@ -323,13 +323,6 @@ def end_one(culprit: int, how: str, group_timeout_s: float = 60.0) -> None:
     all_reduce_for_ever()
 
 
-class EndsAtPickling:
-    """Ends the process that pickles it."""
-
-    def __reduce__(self) -> Any:
-        end("SIGKILL")
-
-
 class EndsAtUnpickling:
     """Ends the process that unpickles it: ``how`` is one of :func:`end`, or an exception's name."""
 
@@ -351,10 +344,6 @@ def _end_here(how: str, kernel_pid: int) -> None:
 
 def use(value: object) -> str:
     return type(value).__name__
-
-
-def result_that_ends() -> Any:
-    return EndsAtPickling() if os.environ["RANK"] == "1" else 1
 
 
 def end_after_result(go: str) -> int:
@@ -405,10 +394,6 @@ def hang(how: str) -> int:
                 time.sleep(1000)
             except KeyboardInterrupt:
                 print("no", flush=True)
-    elif how == "exit":
-        import atexit
-
-        atexit.register(time.sleep, 1000)
     return rank
 
 

@@ -98,12 +98,6 @@ def test_killed_while_it_imports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "SIGKILL" in str(error)
 
 
-def test_killed_while_its_result_is_pickled() -> None:
-    error = failure_of(hm.launch(ranks.result_that_ends, np=2))
-    assert error.rank == 1
-    assert "SIGKILL" in str(error)
-
-
 def test_results_that_wait_for_the_agent_arrive_after_the_exit(tmp_path: Path) -> None:
     """An agent is busy, or waits for the kernel, while its rank sends the last ones and exits."""
     goes_on = tmp_path / "go"

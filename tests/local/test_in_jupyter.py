@@ -202,18 +202,6 @@ def test_displays_and_figures_appear_below_the_cell_in_order(kernel: Kernel) -> 
     ]
 
 
-def test_json_with_half_an_emoji_is_displayed(kernel: Kernel) -> None:
-    cell = kernel.run(
-        "%%distributed --np 1\n"
-        "plot = {'application/vnd.plot+json': {'title': 'cut \\ud83d'}, 'text/plain': ''}\n"
-        "display(plot, metadata={'about': 'cut \\ud83d'}, raw=True)"
-    )
-    assert not cell.error, cell.error
-    shown = [c for kind, c in cell.messages if kind == "display_data"][-1]
-    assert shown["data"]["application/vnd.plot+json"] == {"title": "cut \ufffd"}
-    assert shown["metadata"] == {"about": "cut \ufffd"}
-
-
 def test_a_cell_that_fails_shows_its_figures(kernel: Kernel) -> None:
     cell = kernel.run("%%distributed --np 1\nimport matplotlib.pyplot as plt\nplt.plot([1])\n1 / 0")
     assert "ZeroDivisionError" in cell.error
@@ -460,18 +448,6 @@ def test_an_interrupt_stops_a_sweep_and_its_queue(kernel: Kernel, tmp_path: Path
     assert cell.block.count("STOPPED") == 19 and "QUEUED" not in cell.block
     assert cell.html.count('alt="loss: 1 to 1') == 1 and "sweep of 19 runs" in cell.html
     assert kernel.value(RUNNING) == "[]"
-
-
-def test_a_second_interrupt_kills(kernel: Kernel) -> None:
-    cell = kernel.start(STUBBORN)
-    both_say(kernel, cell, "ready")
-    kernel.interrupt()
-    both_say(kernel, cell, "no")
-    for _ in range(3):  # more than two change nothing
-        kernel.interrupt()
-    kernel.finish(cell)
-    assert "stopped by you" in cell.error
-    assert kernel.value("1 + 1") == "2"
 
 
 def test_an_interrupt_ends_the_cell_of_a_session_and_a_second_one_the_session(
