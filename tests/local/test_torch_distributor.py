@@ -194,16 +194,6 @@ def test_without_a_session_there_are_no_executors(monkeypatch: pytest.MonkeyPatc
         TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)
 
 
-@pytest.mark.exhaustive  # test_databricks_pages runs another
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark", "same_environment")
-def test_a_function_runs_on_executors() -> None:
-    """Four ranks of one host: each has a LOCAL_RANK of its own, unlike with the original."""
-    distributor = TorchDistributor(num_processes=4, local_mode=False, use_gpu=False)
-    seen = distributor.run(distributor_ranks.gathered_environment, "CUDA_VISIBLE_DEVICES")
-    assert seen == [("0", ""), ("1", ""), ("2", ""), ("3", "")]
-
-
 @covers(
     """
     `TorchDistributor(num_processes=2, local_mode=False, use_gpu=True)`
@@ -218,13 +208,6 @@ def test_every_process_has_a_gpu_of_its_own() -> None:
     seen = distributor.run(distributor_ranks.gathered_environment, "CUDA_VISIBLE_DEVICES")
     assert [local_rank for local_rank, _ in seen] == ["0", "1"]
     assert {len(devices.split(",")) for _, devices in seen} == {2}
-
-
-@pytest.mark.spark
-@pytest.mark.usefixtures("spark")
-def test_a_failure_on_an_executor_has_its_message() -> None:
-    with pytest.raises(RuntimeError, match="rank 1 failed: ValueError: bad batch 17"):
-        TorchDistributor(2, local_mode=False, use_gpu=False).run(distributor_ranks.fail_on_rank_1)
 
 
 @pytest.mark.spark
