@@ -178,6 +178,5 @@ def test_an_update_under_a_running_kernel_is_named(monkeypatch: pytest.MonkeyPat
     assert text in notices_of(ended(hm.launch(len, "a", np=1, on="inline")))
 
 
-@pytest.mark.parametrize("threads", ["0", "²"])
-def test_a_number_of_threads_that_is_none_is_ignored(threads: str) -> None:
-    assert hm.run(torch.get_num_threads, np=1, env={"OMP_NUM_THREADS": threads}) > 0
+def test_a_number_of_threads_that_is_none_is_ignored() -> None:
+    assert hm.run(torch.get_num_threads, np=1, env={"OMP_NUM_THREADS": "0"}) > 0

@@ -79,7 +79,7 @@ def test_predictions_far_larger_than_the_rows() -> None:
 
 def test_a_slow_rank_gets_fewer_rows() -> None:
     """Both sleep: otherwise a busy machine would slow down the other one alone."""
-    result = ended(begin(frame(20_000), infer_ranks.slow_on, 1, 0.05, 0.005)).result
+    result = ended(begin(frame(5_000), infer_ranks.slow_on, 1, 0.05, 0.005)).result
     rows = Counter(result["rank"])
     assert rows[0] > rows[1] > 0, rows
 

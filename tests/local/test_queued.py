@@ -24,7 +24,7 @@ from hydrogen_magic.views.widget.page_updates import PageUpdates
 from tests import plain_ranks
 from tests.gangs import PATIENCE_S, notices_of
 
-START_TIMEOUT_S = 2.0
+START_TIMEOUT_S = 1.0
 PART_S = 0.1
 
 

@@ -131,7 +131,7 @@ def test_timeline_records_from_the_start(over: Path, tmp_path: Path) -> None:
 
 def test_waiting_for_gradients_is_not_the_ranks_own_work() -> None:
     """It is told from the backward pass, except where a user's own hook does the communication."""
-    n_steps = 120
+    n_steps = 60
     captured = capture_call(
         training.train_unevenly,
         (n_steps,),

@@ -180,7 +180,7 @@ def test_the_owner_of_a_gang_waits_for_its_tracker(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setenv("CALLS_FILE", str(tmp_path / "calls"))
-    monkeypatch.setenv("END_S", "5")
+    monkeypatch.setenv("END_S", "2.5")
     notebook_shell.run_cell("lr, api_token = 0.5, 'x'")
     gang = run(notebook_shell, f"%%distributed --outlive --np 1 --track mine{LOGS}")
     assert alive([owner_of(gang.id)]), "the notebook's cell does not wait for it"
