@@ -18,7 +18,16 @@ from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.in_process import InProcessPlacement
 from hydrogen_magic.testing.ranks import TORCH
 from tests import plain_ranks, plug_in, ranks
-from tests.contracts import DOES_NOT_JOIN, FINISHES_EARLY, SILENT_END, STANDS_STILL, rarely
+from tests.contracts import (
+    DOES_NOT_JOIN,
+    FINISHES_EARLY,
+    FIRST_RAISES,
+    SILENT_END,
+    STANDS_STILL,
+    STARTS_AGAIN,
+    STOPS,
+    rarely,
+)
 from tests.gangs import ended, notices_of
 
 pytestmark = pytest.mark.usefixtures("installed")
@@ -42,7 +51,7 @@ def installed(
         yield
 
 
-@rarely(SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY)
+@rarely(SILENT_END, STANDS_STILL, DOES_NOT_JOIN, FINISHES_EARLY, STARTS_AGAIN, STOPS, FIRST_RAISES)
 class TestPlugIn(GangContract):
     placement = "mine"
     rendezvous = "mine"

@@ -204,7 +204,10 @@ def test_ranks_meet_at_an_address_of_their_code(by_url: bool, total: float) -> N
     assert hm.run(ranks.meet_as_in_tutorials, port, by_url=by_url, np=2) == total
 
 
-@pytest.mark.parametrize("start_method", ["spawn", "fork"])
+@pytest.mark.parametrize(
+    "start_method",
+    [pytest.param("spawn", marks=pytest.mark.exhaustive), "fork"],  # which imports torch anew
+)
 def test_processes_that_a_rank_starts_meet_apart_from_the_gang(
     start_method: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
