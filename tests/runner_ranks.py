@@ -38,16 +38,6 @@ def settings(secret: str) -> dict[str, str | None]:
     return {name: os.environ.get(name) for name in VARIABLES}
 
 
-def fail_on_rank_1() -> None:
-    import horovod.torch as hvd
-    import torch
-
-    hvd.init()
-    if hvd.rank() == 1:
-        raise ValueError("bad batch 17")
-    hvd.allreduce(torch.ones(1))
-
-
 def take_three_steps() -> None:
     """Step an optimizer of Horovod's, which steps by the one that it was made of."""
     import horovod.torch as hvd
