@@ -174,20 +174,6 @@ def stops_in_set_up(marker: str) -> Predict:
     return doubles()
 
 
-def sleeps_at(row: int, seconds: float, log: str) -> Predict:
-    """Sleep over one batch, whoever has it first, and leave a line for every batch."""
-
-    def predict(batch: Any) -> Any:
-        first = int(batch["x"].iloc[0])
-        is_new = f" {first}\n" not in Path(log).read_text()
-        with open(log, "a") as file:
-            file.write(f" {first}\n")
-        time.sleep(seconds if first == row and is_new else 0.001)
-        return {"y": batch["x"] * 2}
-
-    return predict
-
-
 def nothing() -> None:
     """No ``predict`` at all."""
 

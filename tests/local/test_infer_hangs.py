@@ -6,7 +6,6 @@ import os
 import signal
 import threading
 import time
-from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -80,15 +79,6 @@ def _wake_up(run: InferenceRun, marker: Path) -> None:
     while "rank 0 has not answered rows" not in warnings(run) and time.monotonic() < deadline:
         time.sleep(0.01)
     os.kill(int(marker.read_text()), signal.SIGCONT)
-
-
-def test_a_rank_that_is_slow_is_waited_for(tmp_path: Path) -> None:
-    log = tmp_path / "log"
-    log.touch()
-    run = begin(frame(2_000), infer_ranks.sleeps_at, 500, FLOOR_S / 2, str(log))
-    assert list(result_of(run)["y"]) == list(range(0, 4_000, 2))
-    assert set(Counter(log.read_text().split()).values()) == {1}
-    assert not warnings(run)
 
 
 def test_a_rank_that_is_stopped_in_its_set_up(tmp_path: Path) -> None:

@@ -1058,31 +1058,6 @@ def test_a_failing_batch_fails_the_gang(spark: Any) -> None:
     assert [rank.failure.error.type for rank in state.ranks if rank.failure] == ["InferError"]
 
 
-@on_classic
-def test_rows_of_a_retried_task_count_once(
-    spark: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(spark_gang, "_LAST_REPORT_S", 10.0)
-    body = (
-        "import os, time\n"
-        "def predict(batch: dict[str, np.ndarray]):\n"
-        "    time.sleep(0.1)\n"
-        f"    name = os.path.join({str(tmp_path)!r}, str(batch['id'][0] // 10_000))\n"
-        "    if batch['id'][0] % 10_000 >= 5_000 and not os.path.exists(name):\n"
-        "        open(name, 'w').close()\n"
-        "        raise ValueError('once')\n"
-        "    return {'twice': 2 * batch['id']}\n"
-    )
-    run = launched(spark, body)
-    assert run.gang.wait(PATIENCE_S)
-    run.result.unpersist()
-    assert {"0", "1"} <= {path.name for path in tmp_path.iterdir()}, "each partition failed once"
-    done = [each.done for each in rows_done(run)]
-    assert done == sorted(done) and done[-1] == N_ROWS
-    worked = sum(rank.bar.n for rank in run.gang.ranks if rank.bar)
-    assert worked > N_ROWS, "ranks did some of it twice, which their bars say"
-
-
 @mostly_on_classic
 def test_tasks_that_cannot_reach_the_kernel_go_on(
     spark: Any, monkeypatch: pytest.MonkeyPatch
