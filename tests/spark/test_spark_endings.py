@@ -9,14 +9,10 @@ import asyncio
 import os
 import re
 import signal
-import subprocess
-import sys
 import threading
 import time
 import urllib.parse
 import urllib.request
-from collections.abc import Iterator
-from contextlib import contextmanager
 from typing import Any
 
 import pytest
@@ -230,41 +226,6 @@ def press_kill(ui: str) -> None:
 
 
 # ── ended by themselves ──────────────────────────────────────────────────────────────────────────
-
-
-@pytest.mark.exhaustive
-def test_the_jobs_of_gangs_succeed_on_a_busy_machine(spark: Any) -> None:
-    """Tasks take seconds to return there, and would fail if they were cancelled meanwhile."""
-    workers = spark_rig.process_ids(spark, 4)
-    with busy_processors():
-        gangs = [ended(launch(plain_ranks.parent, np=2)) for _ in range(2)]
-        first, second = (gang.results for gang in gangs)
-        assert len(first) == 2 and second == first, "the second gang is warm"
-        wait_until(lambda: "RUNNING" not in job_states(spark, gangs))
-        assert job_states(spark, gangs) == ["SUCCEEDED"] * 2
-    assert set(alive(workers)) == set(workers)
-
-
-@contextmanager
-def busy_processors() -> Iterator[None]:
-    """Have five processes compete for each processor."""
-    count = 5 * len(os.sched_getaffinity(0))
-    loops = [subprocess.Popen([sys.executable, "-c", "while True: pass"]) for _ in range(count)]
-    try:
-        yield
-    finally:
-        for loop in loops:
-            loop.kill()
-            loop.wait()
-
-
-def job_states(spark: Any, gangs: list[Gang]) -> list[str]:
-    """Return the states of the gangs' jobs; each has one."""
-    tracker = spark.sparkContext._jsc.sc().statusTracker()
-    tags = [f"hydrogen_magic-{gang.id}-0" for gang in gangs]
-    found = [[tracker.getJobInfo(job) for job in tracker.getJobIdsForTag(tag)] for tag in tags]
-    assert all(len(jobs) == 1 for jobs in found), found
-    return [str(job.get().status()) for (job,) in found]
 
 
 # ── agents end ───────────────────────────────────────────────────────────────────────────────────
