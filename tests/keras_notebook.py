@@ -14,6 +14,7 @@ import numpy as np
 import hydrogen_magic as hm
 from hydrogen_magic.capture import capture_call
 from hydrogen_magic.errors import CaptureError
+from tests.local import test_compat_keras
 
 
 @keras.saving.register_keras_serializable("mine")
@@ -120,6 +121,7 @@ def main() -> None:
         "arrives without warnings": "UserWarning" not in gang.logs[0],
         "is refused if it cannot be loaded": "let __init__ accept **kwargs" in refusal(),
     }
+    test_compat_keras.check_that_torch_averages_gradients()
     print(json.dumps({name: bool(value) for name, value in results.items()}))
 
 

@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
@@ -18,7 +17,6 @@ from hydrogen_magic.compat.keras.callbacks import LearningRateScheduleCallback
 from hydrogen_magic.compat.keras.jax_exchange import JaxExchange
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver import launcher
-from hydrogen_magic.driver.placements import local_agents
 from tests.gangs import PATIENCE_S, ended
 from tests.keras_ranks import BATCH, EPOCHS, MOMENTUM, RATE, train, train_after_joining
 
@@ -70,18 +68,7 @@ def check(results: list[Any], rates: list[float], *, is_corrected: bool = True) 
     np.testing.assert_allclose(others[2]["loss"], of_epochs, rtol=1e-4)
 
 
-@pytest.fixture
-def keras_in_advance(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
-    """The agent imports Keras once: each rank would take ten seconds of a processor for it."""
-    monkeypatch.setenv("KERAS_BACKEND", "torch")
-    local_agents.close()
-    local_agents.warm_up(["keras"])
-    yield
-    local_agents.close()
-
-
-@pytest.mark.usefixtures("keras_in_advance")
-def test_gradients_are_averaged_by_torch() -> None:
+def check_that_torch_averages_gradients() -> None:
     """Every rank ends with the weights and the optimizer's state of training in one process."""
     gang = ended(hm.launch(train, X, Y, np=N_RANKS, warmup_epochs=2), IMPORTING_S)
     gang.raise_for_state()
@@ -171,7 +158,8 @@ def test_horovod_runners_example_trains_with_averaged_gradients() -> None:
     check(list(launcher.gangs().values())[-1].results, [RATE] * EPOCHS * N_STEPS)
 
 
-def test_models_with_custom_objects_of_the_notebook_travel_both_ways() -> None:
+def test_models_of_the_notebook_travel_both_ways_and_torch_averages_gradients() -> None:
+    """In a process of its own, whose agent imports Keras once for all of its ranks."""
     environ = {**os.environ, "KERAS_BACKEND": "torch", "PYTHONPATH": os.pathsep.join(sys.path)}
     done = subprocess.run(
         [sys.executable, "-m", "tests.keras_notebook"], capture_output=True, text=True, env=environ
