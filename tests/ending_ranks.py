@@ -46,8 +46,11 @@ def signals() -> tuple[set[int], object]:
     return signal.pthread_sigmask(signal.SIG_BLOCK, ()), signal.getsignal(signal.SIGCHLD)
 
 
-def fork_two() -> tuple[int, int]:
-    """Return the exit codes of a child that exits and of one that raises, after a point was logged."""
+def fork_three() -> tuple[int, int]:
+    """Return the exit codes of a child that exits and of one that raises, after a point was logged.
+
+    A third one returns, too.
+    """
     import hydrogen_magic as hm
 
     hm.log(0, loss=1.0)
@@ -55,6 +58,9 @@ def fork_two() -> tuple[int, int]:
         sys.exit(7)
     if (failing := os.fork()) == 0:
         raise ValueError("of a child")
+    if (returning := os.fork()) == 0:
+        return -1, -1
+    os.waitpid(returning, 0)
     first, second = (os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) for pid in (leaving, failing))
     return first, second
 

@@ -51,14 +51,6 @@ def returns_and_hangs() -> int:
     return hm.rank()
 
 
-def forks() -> int:
-    """The child returns, too."""
-    pid = os.fork()
-    if pid:
-        os.waitpid(pid, 0)
-    return pid
-
-
 def waits_for_a_file(data: Any, path: str) -> int:
     """Keep a captured array until the file is there."""
     while not os.path.exists(path):

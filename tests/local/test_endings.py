@@ -182,9 +182,9 @@ def test_a_stream_of_the_users_need_not_flush() -> None:
     assert all(log.startswith("hello\n") for log in gang.logs.values())
 
 
-def test_a_child_of_the_cell_may_exit_or_raise() -> None:
+def test_a_child_of_the_cell_may_exit_raise_or_return() -> None:
     """It is a copy of the rank, with the rank's connection to its agent. It prints no frames of ours."""
-    gang = ended(hm.launch(ending_ranks.fork_two, np=1))
+    gang = ended(hm.launch(ending_ranks.fork_three, np=1))
     assert gang.result == (7, 1) and len(gang.metrics) == 1, "it sends nothing of its parent"
     assert gang.logs[0].count("  File ") == 1 and "ValueError: of a child" in gang.logs[0]
 

@@ -207,10 +207,6 @@ def times_of(gang: hm.Gang) -> dict[int, dict[type[ev.Event], float]]:
     return found
 
 
-def test_a_forked_child_sends_no_results() -> None:
-    assert ended(hm.launch(result_ranks.forks, np=1)).result > 0
-
-
 def test_an_optimizer_that_a_library_has_wrapped_is_refused() -> None:
     gang = ended(hm.launch(result_ranks.wrapped_optimizer, np=1))
     with pytest.raises(ResultError, match=r"has wrapped it for the ranks; .* `\.state_dict\(\)`"):
