@@ -368,12 +368,7 @@ def test_what_a_failed_gang_saved_last_stays_with_its_record(on: str) -> None:
         folder = run_log.runs_dir() / gang.id / "checkpoints"
         assert hm.checkpoint.load(folder) == (2 if fails else None)
         assert folder.exists() == fails
-
-
-def test_inline_it_is_the_gangs_own_too() -> None:
-    for _ in range(2):
-        assert hm.launch(plain_checkpoints.count, 2, np=1, on="inline").result == [None, 0]
-    assert "HYDROGEN_MAGIC_CHECKPOINTS" not in os.environ
+    assert checkpoint.FOLDER not in os.environ, "inline, it was the gang's own too"
 
 
 # ── sharded ──────────────────────────────────────────────────────────────────────────────────────
