@@ -33,7 +33,11 @@ from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.memory_result import MemoryResult, PredictedColumns, RowRanges
 from hydrogen_magic.node.prediction import chunking
-from hydrogen_magic.node.prediction.arrow_to_pandas import has_nullable_items, nullable_dtype
+from hydrogen_magic.node.prediction.arrow_to_pandas import (
+    exact_cells,
+    has_nullable_items,
+    nullable_dtype,
+)
 from hydrogen_magic.node.prediction.block_rows import BlockLayout, BlockRows
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
 from hydrogen_magic.node.prediction.column_values import check_times
@@ -149,10 +153,12 @@ def _rows_of(frame: pd.DataFrame, done: RowRanges) -> pd.DataFrame:
 
 def _values(column: pa.ChunkedArray) -> Any:
     """Return a predicted column as an array of pandas that may be written."""
-    if any(map(has_nullable_items, column.chunks)):
-        return _objects(column.to_pylist())
-    if has_tensors(column.type):
+    if has_tensors(column.type) and not any(map(has_nullable_items, column.chunks)):
         return _objects([cell for array in column.chunks for cell in tensors(array)])
+    exact = [exact_cells(array) for array in column.chunks]
+    if any(cells is not None for cells in exact):
+        found = zip(exact, column.chunks, strict=True)
+        return _objects([x for cells, array in found for x in cells or array.to_pandas()])
     series = column.to_pandas(types_mapper=nullable_dtype if column.null_count else None)
     is_view = column.num_chunks == 1
     return (series.copy() if is_view else series).array
