@@ -924,6 +924,17 @@ def test_a_changed_column_needs_an_option_whatever_on_error_is() -> None:
         Predictor(lambda batch: batch, InferOptions()).run(chunk, 0)
 
 
+def test_maps_and_structs_of_lists_that_are_returned_unchanged_are_the_frame_s() -> None:
+    """Their values alone show no type: pairs are tuples, and a list in a dict is an array."""
+    pairs = pa.array([[("a", 1), ("b", 2)], [], None], pa.map_(pa.string(), pa.int32()))
+    nested = pa.array([{"d": [1.0, 2.0]}, {"d": [3.0]}, None])
+    rows = pa.RecordBatch.from_pydict({"id": [1, 2, 3], "pairs": pairs, "nested": nested})
+    output = Predictor(lambda batch: batch.assign(n=1), InferOptions()).run(rows, 0)
+    assert output.columns.to_pydict() == {"n": [1] * 3}
+    with pytest.raises(InferError, match=r"column 'id' that differs .*--replace id"):
+        Predictor(lambda batch: batch.assign(id=batch["id"] + 1, n=1), InferOptions()).run(rows, 0)
+
+
 @pytest.mark.parametrize(
     "changed", [[0.5, 0.0, 0.7, 0.9], [7, 0, 8, 9], ["a", "b", "c", "d"], [True, True, True, False]]
 )

@@ -30,6 +30,7 @@ _FAMILIES: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
     "dictionary": (pa.types.is_dictionary,),
 }
 NUMBERS = ("boolean", "integer", "float", "decimal")
+NESTED = ("list", "map", "struct")
 
 
 def family(kind: pa.DataType) -> str:
@@ -75,7 +76,7 @@ def is_undecided(kind: pa.DataType) -> bool:
 
 def arrays_inside(array: pa.Array) -> list[pa.Array]:
     """Return the arrays inside a nested array, without those of null rows; none for other types."""
-    is_nested = family(array.type) in ("list", "map", "struct")
+    is_nested = family(array.type) in NESTED
     return parts_of(array.drop_null() if is_nested and array.null_count else array)
 
 

@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.prediction.arrow_copies import copied_column
-from hydrogen_magic.node.prediction.arrow_types import family, with_parts
+from hydrogen_magic.node.prediction.arrow_types import NESTED, family, with_parts
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
 from hydrogen_magic.serialization.object_paths import describe
 
@@ -209,7 +209,7 @@ def _of_objects(values: list[Any], field: pa.Field | None, *, is_pandas: bool) -
     is_plain = set(map(type, values)) <= _PLAIN
     rows = values if is_plain else [_readable(value) for value in values]
     kind = None if field is None else field.type
-    is_nested = kind is not None and family(kind) in ("list", "map", "struct")
+    is_nested = kind is not None and family(kind) in NESTED
     if is_nested and "map<" in str(kind):  # Arrow would infer a struct from dicts
         with suppress(pa.ArrowException, TypeError, ValueError):
             return _in_parts(rows, kind, is_pandas)

@@ -13,7 +13,7 @@ import pyarrow as pa
 
 from hydrogen_magic.core.argument_types import not_one_of
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.arrow_types import family
+from hydrogen_magic.node.prediction.arrow_types import NESTED, family
 
 _PLAIN = {
     "boolean": pa.bool_(),
@@ -224,7 +224,7 @@ def spark_type(kind: pa.DataType) -> pa.DataType | None:
     if of_family == "decimal":
         is_valid = kind.precision <= 38 and 0 <= kind.scale <= kind.precision
         return pa.decimal128(kind.precision, kind.scale) if is_valid else None
-    if of_family in ("list", "map", "struct"):
+    if of_family in NESTED:
         return _spark_nested(kind, of_family)
     return _WIDENED.get(kind, kind if kind in _PLAIN.values() else None)
 

@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import sys
 from collections import Counter
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -38,7 +38,7 @@ def columns_of(
     value: Any,
     n_rows: int,
     index: Any = None,
-    known: pa.Schema | None = None,
+    known: Iterable[pa.Field] = (),
     only: str | None = None,
     *,
     as_text: bool = False,
@@ -49,7 +49,7 @@ def columns_of(
         value: The returned value.
         n_rows: Rows of the batch, at least 1.
         index: The pandas index of the batch, if it has one.
-        known: The schema so far, for values whose shape alone is ambiguous.
+        known: Fields of columns, those that are known, for values whose shape alone is ambiguous.
         only: The name of the only column of ``--schema``: one column gets it, whatever its own name is.
         as_text: Whether a column is text if its values have no common type.
 
@@ -69,7 +69,7 @@ def columns_of(
             f"predict returned a single value ({describe(found)}) for the {n_rows:,} rows of the batch:"
             " return one value per row"
         )
-    fields = {} if known is None else {field.name: field for field in known}
+    fields = {field.name: field for field in known}
     columns = {}
     for name, part in named:
         whole = [part] * n_rows if name in singles else in_order(part, index)

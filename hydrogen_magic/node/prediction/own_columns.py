@@ -6,6 +6,7 @@ batch's, made again, are converted in the same way, so missing values and types 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pyarrow as pa
@@ -13,7 +14,7 @@ import pyarrow as pa
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.prediction import annotations as kinds
 from hydrogen_magic.node.prediction.arrow_copies import written
-from hydrogen_magic.node.prediction.arrow_types import family
+from hydrogen_magic.node.prediction.arrow_types import NESTED, family
 from hydrogen_magic.node.prediction.inputs import BatchConverter
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.outputs import columns_of, in_order
@@ -28,8 +29,9 @@ class OwnColumns:
         self._options = options
         self._kind = kinds.PANDAS if kind in _WITHOUT_NAMES else kind
         self._converter = BatchConverter(self._kind)
-        self._frame_names: list[str] = []
+        self._schema: pa.Schema | None = None
         self._kept: set[str] = set()
+        self._nested: list[pa.Field] = []
 
     def without_unchanged(self, value: Any, rows: Any, first_row: int, index: Any) -> Any:
         """Return a DataFrame without the columns of its batch if all of them are unchanged.
@@ -58,16 +60,23 @@ class OwnColumns:
         n_rows = rows.num_rows
         (batch,) = self._converter.batches(rows.select(names), first_row, ((0, n_rows),))
         # There are tensors of numbers alone.
-        before = {} if isinstance(batch, dict) and not batch else columns_of(batch, n_rows)
+        is_empty = isinstance(batch, dict) and not batch
+        before = {} if is_empty else columns_of(batch, n_rows, known=self.nested(rows))
         for name in names:
             if name in before and _is_same(columns[name], before[name]):
                 del columns[name]
         return [name for name in names if name in columns]
 
+    def nested(self, rows: Any) -> Sequence[pa.Field]:
+        """Return those of a nested type, whose values alone do not show it: pairs of a map are tuples."""
+        self._kept_of(rows)
+        return self._nested
+
     def _kept_of(self, rows: Any) -> set[str]:
-        names = rows.schema.names
-        if names != self._frame_names:
-            self._frame_names, self._kept = names, set(self._options.kept(names))
+        if self._schema is None or not rows.schema.equals(self._schema):
+            self._schema, self._kept = rows.schema, set(self._options.kept(rows.schema.names))
+            fields = (field for field in self._schema if field.name in self._kept)
+            self._nested = [field for field in fields if family(field.type) in NESTED]
         return self._kept
 
 

@@ -216,8 +216,9 @@ class Predictor:
     def _columns(self, value: Any, rows: _Rows, first_row: int, index: Any) -> _Columns:
         """Return the columns of a returned value, without those of the frame that it has unchanged."""
         value = self._own.without_unchanged(value, rows, first_row, index)
+        known = (*self._own.nested(rows), *(self.schema or ()))
         columns = columns_of(
-            value, rows.num_rows, index, self.schema, self._only, as_text=self._may_be_text
+            value, rows.num_rows, index, known, self._only, as_text=self._may_be_text
         )
         changed = self._own.drop_unchanged(columns, rows, first_row)
         if changed:

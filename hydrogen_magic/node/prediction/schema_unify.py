@@ -16,6 +16,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hydrogen_magic.node.prediction.arrow_types import (
+    NESTED,
     NUMBERS,
     arrays_inside,
     family,
@@ -23,7 +24,6 @@ from hydrogen_magic.node.prediction.arrow_types import (
 )
 from hydrogen_magic.node.prediction.column_names import listed
 
-_NESTED = ("list", "map", "struct")
 _DECIMAL_DIGITS = 38
 _NO_LIMIT = 1 << 30
 _NO_VALUE = {b"hydrogen_magic": b"no value"}
@@ -305,7 +305,7 @@ def is_convertible(found: pa.DataType, wanted: pa.DataType) -> bool:
     if kinds[0] != kinds[1]:
         is_flag = kinds == ("boolean", "integer")
         return is_flag or ("boolean" not in kinds and set(kinds) <= set(NUMBERS))
-    if kinds[0] in _NESTED:
+    if kinds[0] in NESTED:
         parts, others = _parts(found), _parts(wanted)
         return parts.keys() <= others.keys() and all(
             is_convertible(parts[name], others[name]) for name in parts
