@@ -158,6 +158,8 @@ class Record:
         self.path = path
         """Directory of the run."""
         self._fd = fd
+        self.is_temporary = False
+        """The run is not recorded: its directory is deleted with this object."""
         self.is_incomplete = False
         """An event could not be written, nor could those after it."""
         self.on_problem = on_problem
@@ -182,6 +184,7 @@ class Record:
             on_problem(f"this run is not recorded: {error}; {remedy}")
             folder = _temporary_folder(error)
             record = cls(folder, None, on_problem)
+            record.is_temporary = True
             weakref.finalize(record, _delete_temporary, folder, os.getpid())
             return record
         return cls(path, _new_file(path / _EVENTS, on_problem), on_problem)
@@ -600,9 +603,10 @@ def _files(gang_id: str) -> dict[str, int]:
 
 
 def delete(gang_id: str) -> None:
-    """Delete the record of a run, and what it keeps elsewhere."""
-    delete_kept(gang_id)
-    shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
+    """Delete the record of a run, and what it keeps elsewhere, if there is a place for records."""
+    with suppress(OSError):
+        delete_kept(gang_id)
+        shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
 
 
 def is_unseen(gang_id: str) -> bool:

@@ -49,6 +49,7 @@ class GangRun:
         self.rank_logs = RankLogs(record.path, self.events)
         self.results = results or GangResults(gang_id, record.path)
         """Results of the ranks; after a failure or a stop they are in the run log instead."""
+        self.results.are_temporary = record.is_temporary
         self.ended = threading.Event()
         """Nothing of the gang is left."""
         self.is_attended = False

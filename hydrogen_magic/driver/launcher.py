@@ -117,11 +117,14 @@ def load_results(gang: str, rank: int = 0) -> dict[str, Any]:
     it is saved, or the file is damaged.
     """
     gang_id, damage = _run_called(gang), ""
+    known = gangs().get(gang_id)
     try:
-        kept = gang_results.load_saved(run_log.run_dir(gang_id), rank)
+        folder = (
+            known.folder if known else run_log.run_dir(gang_id)
+        )  # that of a run without a record, too
+        kept = gang_results.load_saved(folder, rank)
     except (OSError, ValueError) as error:
         damage = f": their file is damaged ({error})" if isinstance(error, ValueError) else ""
-        known = gangs().get(gang_id)
         kept = known.received.of(rank) if known else gang_results.RankResults(rank, [])
     found = {name or kept.key_of_value: value for name, value in kept.everything().items()}
     if not found:
@@ -132,7 +135,7 @@ def load_results(gang: str, rank: int = 0) -> dict[str, Any]:
 
 def _run_called(name: str) -> str:
     """Return the id of a run. Raises HydrogenError if there is none."""
-    with suppress(HydrogenError):  # it is no id
+    with suppress(HydrogenError, OSError):  # it is no id, or there is no place for records
         if run_log.run_dir(name).is_dir():
             return name
     return run_names.complete(name, run_names.names(gangs(), run_log.recent()))

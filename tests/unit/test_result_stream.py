@@ -21,6 +21,9 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.messages import ResultPart
+from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver.gang import Gang
+from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.launcher import load_results
 from hydrogen_magic.driver.state import stored_results
 from hydrogen_magic.driver.state.gang_results import GangResults, RankResults, saved_path
@@ -404,6 +407,24 @@ def test_a_damaged_file_of_results_is_reported(
     said = r"no results of rank 1 are saved for run '3f2a': their file is damaged \("
     with pytest.raises(HydrogenError, match=said):
         load_results("3f2a", 1)
+
+
+def test_results_of_a_gang_that_cannot_be_recorded_are_loaded(
+    hydrogen_home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hydrogen_home.touch()
+    gang = Gang(GangRun("3f2a", run_log.Record.create("3f2a")))
+    monkeypatch.setattr(launcher, "gangs", lambda: {"3f2a": gang})
+    note = sent_by(0, gang.received).save(has_succeeded=False)
+    assert "are kept in a temporary folder, until this kernel ends" in note and "record" not in note
+    assert load_results("3f2a", 1) == {"_": 1}
+    for name, why in (
+        ("gone", "no gang has the ID or name 'gone'"),
+        ("3f2a", "no results of rank 9"),
+    ):
+        with pytest.raises(HydrogenError, match=why):
+            load_results(name, 9)
+    launcher.forget(gang)
 
 
 def test_a_full_disk_delays_what_an_owner_stores(

@@ -22,6 +22,7 @@ from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart,
 _SMALL_BYTES = 1 << 20
 """Smaller results are copied: arrays of others occupy a file descriptor as long as the notebook has them."""
 _SAVED = "saved in the record of the gang"
+_SAVED_HERE = "kept in a temporary folder, until this kernel ends or discards the gang"
 _UNDEFINED = re.compile(r"module '__main__' has no attribute '(\w+)'")
 LOST = "lost"
 
@@ -233,6 +234,8 @@ class GangResults:
         """``first_rank``: the rank whose results the notebook gets."""
         self.saved_note = ""
         """A sentence about results that the notebook did not get; empty without any."""
+        self.are_temporary = False
+        """The gang is not recorded: what is saved is lost with the handle of the gang."""
         self._gang_id = gang_id
         self._folder = folder
         self._first_rank = first_rank
@@ -305,7 +308,7 @@ class GangResults:
             except OSError as error:
                 where = f"{self._not_saved} ({error.strerror or error})"
             else:
-                where = _SAVED
+                where = _SAVED_HERE if self.are_temporary else _SAVED
                 if not has_succeeded:
                     del self._ranks[rank]  # before the next one is read: these are memory files
             if sent.names:  # else there are only the reasons why nothing was sent
