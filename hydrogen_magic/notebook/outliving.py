@@ -12,7 +12,7 @@ from hydrogen_magic.driver import launcher, result_assignment
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import connect
 from hydrogen_magic.driver.owner.start import LIMIT_S
-from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.errors import HydrogenError, ResultError
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.serialization.identity import Originals
 
@@ -74,9 +74,10 @@ def _progress(gang_id: str) -> str:
 
 
 def assign(gang: Gang, names: Sequence[str], namespace: MutableMapping[str, Any]) -> str:
-    """Assign these variables of rank 0 in ``namespace``; return a sentence about it.
+    """Assign these variables of the first rank in ``namespace``; return a sentence about it.
 
-    Raises ArgumentsError if the gang still runs or has no such variable, and the gang's own error.
+    Raises ArgumentsError if the gang still runs or has no such variable, the gang's own error, and
+    ResultError, after the others are assigned, if some did not arrive.
     """
     if not gang.snapshot().is_terminal:
         raise ArgumentsError(
@@ -84,13 +85,23 @@ def assign(gang: Gang, names: Sequence[str], namespace: MutableMapping[str, Any]
             f"%gang wait {gang.id}"
         )
     gang.raise_for_state()
-    results = gang.received.of(0)
-    there = [name for name in results.names if name]
+    results = gang.received.of(gang.first_rank)
+    there = dict.fromkeys(part.name for part, _ in results.parts if part.name)
+    unknown = [name for name in names if name not in there]
+    if unknown:
+        raise ArgumentsError(f"--out {unknown[0]}: gang {gang.id} has {', '.join(there) or 'none'}")
+    arrived: list[str] = []
+    lost: list[str] = []
     for name in names:
-        if name not in there:
-            raise ArgumentsError(f"--out {name}: gang {gang.id} has {', '.join(there) or 'none'}")
-        results.result(name)  # raises if it cannot be loaded
-    replaced = [name for name in names if name in namespace]
-    result_assignment.assign(results, names, namespace, Originals())
-    text = f"assigned {', '.join(names)} of gang {gang.id}"
-    return f"{text} (replaced: {', '.join(replaced)})" if replaced else text
+        try:
+            results.result(name)
+            arrived.append(name)
+        except ResultError as error:
+            lost.append(str(error))
+    replaced = [name for name in arrived if name in namespace]
+    result_assignment.assign(results, arrived, namespace, Originals())
+    text = f"assigned {', '.join(arrived)} of gang {gang.id}" if arrived else ""
+    text += f" (replaced: {', '.join(replaced)})" if replaced else ""
+    if lost:
+        raise ResultError("\n".join(filter(None, [*dict.fromkeys(lost), text])))
+    return text

@@ -7,6 +7,7 @@ import copyreg
 import fractions
 import math
 import os
+import re
 import sys
 import time
 import types
@@ -31,6 +32,8 @@ from hydrogen_magic.driver.state.stored_results import SavedResults, StoredResul
 from hydrogen_magic.errors import HydrogenError, ResultError
 from hydrogen_magic.node.worker.namespace import LoadedClosure
 from hydrogen_magic.node.worker.results import deliver
+from hydrogen_magic.notebook import outliving
+from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.serialization import payload, result_stream
 from hydrogen_magic.serialization.closure import ClosureManifest
 from hydrogen_magic.serialization.payload import Payload
@@ -394,6 +397,32 @@ def test_results_for_which_the_disk_has_no_space(
     why = rest.format("No space left on device", load)
     assert not_saved == f"the results of rank 1 (the value) are {why}"
     assert SavedResults("3f2a", tmp_path).value(2) == 2 and results.value(1) == 1
+
+
+def with_file(folder: Path) -> Any:
+    """Return an ended gang whose results are in ``folder``."""
+    ended = types.SimpleNamespace(is_terminal=True)
+    return types.SimpleNamespace(
+        id="3f2a",
+        first_rank=1,
+        received=SavedResults("3f2a", folder),
+        snapshot=lambda: ended,
+        raise_for_state=lambda: None,
+    )
+
+
+def test_variables_that_arrived_are_assigned_before_another_is_reported(tmp_path: Path) -> None:
+    results = sent_by(1, GangResults("3f2a", tmp_path, 1))
+    results.add(1, 0, ResultPart("arr"), packed({"arr": [1]})["arr"])
+    results.add(1, 0, ResultPart("lock", error="`lock` cannot be pickled"), Payload(b""))
+    results.save(has_succeeded=False)
+    user_ns: dict[str, Any] = {"arr": 0}
+    why = "rank 1: `lock` cannot be pickled\nassigned arr of gang 3f2a (replaced: arr)"
+    with pytest.raises(ResultError, match=f"^{re.escape(why)}$"):
+        outliving.assign(with_file(tmp_path), ["lock", "arr"], user_ns)
+    assert user_ns == {"arr": [1]}
+    with pytest.raises(ArgumentsError, match=r"--out q: gang 3f2a has arr, lock$"):
+        outliving.assign(with_file(tmp_path), ["arr", "q"], {})
 
 
 @pytest.mark.parametrize("n_bytes", [4, 20, 30])
