@@ -116,19 +116,14 @@ def load_results(gang: str, rank: int = 0) -> dict[str, Any]:
     name of a run, of which the newest is taken. Raises HydrogenError when there is no such run, nothing of
     it is saved, or the file is damaged.
     """
-    gang_id, damage = _run_called(gang), ""
-    known = gangs().get(gang_id)
-    try:
-        folder = (
-            known.folder if known else run_log.run_dir(gang_id)
-        )  # that of a run without a record, too
-        kept = gang_results.load_saved(folder, rank)
-    except (OSError, ValueError) as error:
-        damage = f": their file is damaged ({error})" if isinstance(error, ValueError) else ""
-        kept = known.received.of(rank) if known else gang_results.RankResults(rank, [])
+    gang_id = _run_called(gang)
+    known = gangs().get(gang_id)  # a run without a record has a folder elsewhere
+    saved = gang_results.load_saved(known.folder if known else run_log.run_dir(gang_id), rank)
+    kept = saved if known is None or saved.parts else known.received.of(rank)
     found = {name or kept.key_of_value: value for name, value in kept.everything().items()}
     if not found:
-        why = damage or "".join(f": {text}" for text in kept.errors.values())
+        reasons = [saved.damage] if saved.damage else kept.errors.values()
+        why = "".join(f": {text}" for text in reasons)
         raise HydrogenError(f"no results of rank {rank} are saved for run {gang_id!r}{why}")
     return found
 

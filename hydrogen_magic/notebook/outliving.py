@@ -88,7 +88,7 @@ def assign(gang: Gang, names: Sequence[str], namespace: MutableMapping[str, Any]
     results = gang.received.of(gang.first_rank)
     there = dict.fromkeys(part.name for part, _ in results.parts if part.name)
     unknown = [name for name in names if name not in there]
-    if unknown:
+    if unknown and not results.damage:
         raise ArgumentsError(f"--out {unknown[0]}: gang {gang.id} has {', '.join(there) or 'none'}")
     arrived: list[str] = []
     lost: list[str] = []

@@ -120,7 +120,9 @@ def from_memfd(fd: int) -> Payload:
         sizes = struct.unpack_from(f"<{count}Q", memory, len(_MAGIC) + 8)
     except struct.error:
         raise ValueError("this payload is cut off") from None
-    offsets, _ = _layout(sizes)
+    offsets, total = _layout(sizes)
+    if len(memory) < total:
+        raise ValueError(f"this payload is cut off: it has {len(memory)} of {total} bytes")
     parts = [memory[offset : offset + size] for offset, size in zip(offsets, sizes, strict=True)]
     return Payload(parts[0], tuple(parts[1:]))
 

@@ -154,7 +154,11 @@ def _what_opens(sections: Sequence[Payload]) -> Iterator[Any]:
     unpickler = TolerantUnpickler(source, buffers=source)
     for section in sections:
         unpickler.begin_section()
-        obj = source.load(section, unpickler)
+        try:
+            obj = source.load(section, unpickler)
+        except Exception as error:  # not of the user's classes: the unpickler would go on
+            damage = pickle.UnpicklingError(f"its pickle is damaged: {error!r}")
+            obj = unpickler.lose("damaged pickle", damage)
         yield UnopenedPart(unpickler.reasons[0], obj) if unpickler.reasons else obj
 
 

@@ -114,11 +114,19 @@ def test_a_mapped_payload_is_this_readers_own() -> None:
 
 
 def test_what_is_no_payload() -> None:
-    fd = os.memfd_create("x")
-    os.write(fd, b"something else entirely")
-    with pytest.raises(ValueError, match="no payload"):
-        payload.from_memfd(fd)
-    os.close(fd)
+    whole = payload.to_memfd(packed(np.zeros(10_000)))
+    data = os.pread(whole, 1 << 20, 0)
+    os.close(whole)
+    for wrong, why in {
+        b"something else entirely": "no payload",
+        data[: len(data) // 2]: "cut off: it has 4.* of 8.* bytes",
+        data[:8] + b"\xff" * 40: "cut off",
+    }.items():
+        fd = os.memfd_create("x")
+        os.write(fd, wrong)
+        with pytest.raises(ValueError, match=why):
+            payload.from_memfd(fd)
+        os.close(fd)
 
 
 def test_more_than_4_gib_has_long_lengths() -> None:

@@ -425,7 +425,7 @@ def test_variables_that_arrived_are_assigned_before_another_is_reported(tmp_path
         outliving.assign(with_file(tmp_path), ["arr", "q"], {})
 
 
-@pytest.mark.parametrize("n_bytes", [4, 20, 30])
+@pytest.mark.parametrize("n_bytes", [4, 20, 30, 100])
 def test_a_damaged_file_of_results_is_reported(
     n_bytes: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -433,9 +433,19 @@ def test_a_damaged_file_of_results_is_reported(
     sent_by(0, GangResults("3f2a", tmp_path)).save(has_succeeded=False)
     assert load_results("3f2a", 1) == {"_": 1}
     os.truncate(saved_path(tmp_path, 1), n_bytes)
-    said = r"no results of rank 1 are saved for run '3f2a': their file is damaged \("
-    with pytest.raises(HydrogenError, match=said):
+    said = f"the file of its results is damaged: {re.escape(str(saved_path(tmp_path, 1)))} \\("
+    with pytest.raises(HydrogenError, match=f"of rank 1 are saved for run '3f2a': {said}"):
         load_results("3f2a", 1)
+    with pytest.raises(ResultError, match=f"rank 1: {said}"):
+        outliving.assign(with_file(tmp_path), ["q"], {})
+
+
+def test_a_damaged_pickle_is_reported() -> None:
+    sections = packed({"a": [1], "b": [2]})
+    cut = Payload(sections["a"].pickled[:-3])
+    damaged, whole = result_stream.unpack([cut, sections["b"]])
+    assert isinstance(damaged, UnopenedPart) and "its pickle is damaged" in damaged.reason
+    assert whole == [2]
 
 
 def test_results_of_a_gang_that_cannot_be_recorded_are_loaded(

@@ -30,8 +30,12 @@ LOST = "lost"
 class RankResults:
     """The results of one rank: its value and the ``--out`` variables. Unpickled on first use."""
 
-    def __init__(self, rank: int, parts: Sequence[tuple[msg.ResultPart, Payload]]) -> None:
+    def __init__(
+        self, rank: int, parts: Sequence[tuple[msg.ResultPart, Payload]], damage: str = ""
+    ) -> None:
         self.rank = rank
+        self.damage = damage
+        """Why the file with these results could not be read."""
         self.parts = list(parts)
         self.nbytes = sum(section.nbytes for _, section in parts)
         """Size of all that arrived."""
@@ -117,7 +121,7 @@ class RankResults:
         if isinstance(obj, UnopenedPart):
             obj = self._opened_again(name)
         if obj is self or isinstance(obj, UnopenedPart):
-            why = self.errors.get(name, f"{label(name)} did not arrive")
+            why = self.errors.get(name) or self.damage or f"{label(name)} did not arrive"
             raise ResultError(f"rank {self.rank}: {why}")
         return obj
 
@@ -347,5 +351,13 @@ def saved_path(folder: Path, rank: int) -> Path:
 
 
 def load_saved(folder: Path, rank: int) -> RankResults:
-    """Return saved results. Raises OSError if there are none."""
-    return RankResults(rank, result_stream.load(saved_path(folder, rank)))
+    """Return saved results, none if there is no file or it cannot be read: see :attr:`RankResults.damage`."""
+    path = saved_path(folder, rank)
+    try:
+        return RankResults(rank, result_stream.load(path))
+    except FileNotFoundError:
+        return RankResults(rank, [])
+    except OSError as error:
+        return RankResults(rank, [], f"the file of its results cannot be read: {error}")
+    except ValueError as error:
+        return RankResults(rank, [], f"the file of its results is damaged: {path} ({error})")

@@ -78,8 +78,8 @@ class SavedResults(GangResults):
 
     def of(self, rank: int) -> RankResults:
         if rank not in self._ranks:
-            try:
-                self._ranks[rank] = load_saved(self._folder, rank)
-            except (OSError, ValueError):  # the gang has not ended, or the file is damaged
-                return RankResults(rank, [])
+            found = load_saved(self._folder, rank)
+            if not found.parts:  # the gang has not ended, or the file is damaged
+                return found
+            self._ranks[rank] = found
         return self._ranks[rank]
