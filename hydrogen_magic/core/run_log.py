@@ -27,10 +27,11 @@ import time
 import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
+from typing import BinaryIO
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
@@ -318,14 +319,21 @@ def read_on(gang_id: str, start: int) -> Iterator[tuple[ev.Event, int]]:
 
     See :func:`read`.
     """
+    with _open(gang_id) as file:
+        file.seek(start)
+        for line in file:
+            if not line.endswith(b"\n"):
+                return  # its writer may add the rest at any moment
+            start += len(line)
+            yield _decode(line, gang_id), start
+
+
+@contextmanager
+def _open(gang_id: str) -> Iterator[BinaryIO]:
+    """Open a record for reading; errors that this meets are HydrogenErrors."""
     try:
         with open(run_dir(gang_id) / _EVENTS, "rb") as file:
-            file.seek(start)
-            for line in file:
-                if not line.endswith(b"\n"):
-                    return  # its writer may add the rest at any moment
-                start += len(line)
-                yield _decode(line, gang_id), start
+            yield file
     except FileNotFoundError:
         raise HydrogenError(f"there is no record of a run {gang_id!r}{_where()}") from None
     except OSError as error:
@@ -370,14 +378,36 @@ def recent(*, with_kept: bool = False) -> list[Summary]:
 
 
 def summary(gang_id: str) -> Summary | None:
-    """Return the first and the last event of a run without reading the others; None without a record."""
+    """Return the first and the last event of a run; None without a record that can be read."""
     try:
-        with open(run_dir(gang_id) / _EVENTS, "rb") as file:
-            first, last = file.readline(), _last_line(file.fileno())
-        launched, newest = _decode(first, gang_id), _decode(last or first, gang_id)
-    except (OSError, ev.MessageError):
+        return _summary(gang_id)
+    except HydrogenError:
         return None
-    return Summary(gang_id, launched, newest) if isinstance(launched, ev.GangLaunched) else None
+
+
+def unreadable() -> dict[str, str]:
+    """Return why records cannot be read, by the ids of their runs, which :func:`recent` leaves out."""
+    found: dict[str, str] = {}
+    for name in sorted(filter(_GANG_ID.fullmatch, recent_ids())):
+        try:
+            _summary(name)
+        except HydrogenError as error:
+            found[name] = str(error)
+    return found
+
+
+def _summary(gang_id: str) -> Summary:
+    """Return the first and the last event of a run without reading the others. Raises HydrogenError."""
+    with _open(gang_id) as file:
+        first, last = file.readline(), _last_line(file.fileno())
+        if not first:
+            raise HydrogenError(
+                f"the record of run {gang_id!r} is empty: its disk was full, or it begins"
+            )
+        launched, newest = _decode(first, gang_id), _decode(last or first, gang_id)
+    if not isinstance(launched, ev.GangLaunched):
+        raise HydrogenError(f"the record of run {gang_id!r} is damaged: its beginning is missing")
+    return Summary(gang_id, launched, newest)
 
 
 def _last_line(fd: int) -> bytes:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.events import Event, GangEnded, GangLaunched
+from hydrogen_magic.core.units import counted, first_of
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.errors import HydrogenError
@@ -20,6 +22,8 @@ if TYPE_CHECKING:
 
 def history() -> pd.DataFrame:
     """Return one row for each recorded run, of all notebooks of this user, oldest first.
+
+    A warning names those whose record cannot be read.
 
     ``%load_ext hydrogen_magic`` deletes old records: it keeps the 50 gangs that ended last, as many cells of
     sessions, and for a week those with data that are in no notebook. If records have more than 10 GB, the
@@ -34,6 +38,8 @@ def history() -> pd.DataFrame:
     """
     import pandas as pd
 
+    if line := unreadable_line():
+        print(f"warning: {line}", file=sys.stderr)
     found = states()
     rows = [_row(state) for state in found]
     names = [*_FIXED, *_names("params", [s.params for s in found])]
@@ -74,6 +80,14 @@ def states(limit: int | None = None) -> list[GangState]:
     earlier = [found for found in run_log.recent() if found.gang not in live][:limit]
     found = [*map(_last_state, earlier), *(gang.snapshot() for gang in live.values())]
     return sorted(found, key=lambda state: state.wall_time)
+
+
+def unreadable_line() -> str:
+    """Return a line about records that cannot be read, which lists leave out; empty without any."""
+    ids = list(run_log.unreadable())
+    if not ids:
+        return ""
+    return f"{counted(len(ids), 'record')} cannot be read ({first_of(ids, 4)}): %gang show {ids[0]} says why"
 
 
 def missing_end(events: Sequence[Event]) -> list[GangEnded]:

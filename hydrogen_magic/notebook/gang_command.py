@@ -40,7 +40,8 @@ def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write)
 
 def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     states, running = history.states(_LISTED_RUNS), session.sessions()
-    if not states:
+    unreadable = history.unreadable_line()
+    if not states and not unreadable:
         say(["no gang has run yet: start one with %%distributed"])
     tables = [gangs_table(states)] * bool(states) + [sessions_table(running)] * bool(running)
     text = "\n\n".join("\n".join(table.lines()) for table in tables)
@@ -51,7 +52,7 @@ def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
         CellOutput().show({"text/plain": text, "text/html": html})
     elif tables:
         say([text])
-    say(list(attachable_lines()))
+    say([*filter(None, [unreadable]), *attachable_lines()])
 
 
 def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
@@ -234,6 +235,7 @@ def reachable(name: str | None, *, take: bool = False, to_stop: bool = False) ->
     None: this kernel's last one, else the newest. ``to_stop``: see :func:`_complete`.
     """
     live = launcher.gangs()
+    _refuse_unreadable(name, live)
     known = run_names.names(live, (found for found in run_log.recent() if found.launched.outlives))
     if not known:
         _refuse_out_of_reach(name, known)
@@ -289,11 +291,20 @@ def _find(name: str | None) -> Gang:
     live = launcher.gangs()
     if name is None and live:
         return live[next(reversed(live))]
+    _refuse_unreadable(name, live)
     known = run_names.names(live, run_log.recent())
     if not known:
-        raise ArgumentsError("no gang has run yet: start one with %%distributed")
+        line = history.unreadable_line() or "no gang has run yet: start one with %%distributed"
+        raise ArgumentsError(line)
     found = _complete(name, known, "")
     return live.get(found) or RecordedGang(found)
+
+
+def _refuse_unreadable(name: str | None, live: Mapping[str, Gang]) -> None:
+    """Raise ArgumentsError if ``name`` is the ID of a run whose record cannot be read."""
+    why = "" if name in live else run_log.unreadable().get(name or "", "")
+    if why:
+        raise ArgumentsError(why)
 
 
 def _complete(

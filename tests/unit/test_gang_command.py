@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import time
 from dataclasses import replace
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 
 import pytest
 
+import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.driver import attending, launcher
@@ -189,6 +191,43 @@ def test_results_are_loaded_by_id_or_name() -> None:
     }.items():
         with pytest.raises(HydrogenError, match=said):
             launcher.load_results(name)
+
+
+@pytest.mark.parametrize(
+    ("content", "why"),
+    [
+        (
+            b'["GangLaunched",{"at_s":0.0,"of_a_newer_version":1}]\n',
+            "is damaged, or of a newer version",
+        ),
+        (b'["AttemptStarted",{"at_s":0.5,"attempt":0}]\n', "is damaged: its beginning is missing"),
+        (b"", "is empty"),
+        (None, "cannot be read: .*directory"),
+    ],
+)
+def test_a_record_that_cannot_be_read_is_not_denied(
+    content: bytes | None,
+    why: str,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.setattr(launcher, "gangs", dict)
+    file = write("a1b2") / "events.jsonl"
+    file.unlink()
+    file.mkdir() if content is None else file.write_bytes(content)
+    (file.parent / run_log.UNSEEN).touch()
+    told = f"the record of run 'a1b2' {why}"
+    for find in (gang_command._find, gang_command.reachable):
+        with pytest.raises(ArgumentsError, match=told):
+            find("a1b2")
+    said: list[str] = []
+    gang_command.manage(GangCommand("list"), said.append)
+    line = "1 record cannot be read (a1b2): %gang show a1b2 says why\n"
+    begin = "gang a1b2 was launched with --outlive, but cannot be attached to: "
+    assert "".join(said).startswith(line + begin) and re.search(told, said[0])
+    assert hm.history().empty and capsys.readouterr().err == f"warning: {line}"
+    with pytest.raises(ArgumentsError, match="1 record cannot be read"):
+        gang_command._find(None)
 
 
 def test_a_run_is_not_compared_with_itself() -> None:
