@@ -12,11 +12,14 @@ import pytest
 from hydrogen_magic.testing.entry_points import declare
 
 CODE = """
+import os
 from dataclasses import replace
 from pathlib import Path
 
 from hydrogen_magic.driver.placements.local import LocalPlacement
-from hydrogen_magic.plugins import Placement, Rendezvous, RendezvousInfo, VictimErrors, place
+from hydrogen_magic.plugins import (
+    Placement, Rendezvous, RendezvousInfo, ServiceSpec, VictimErrors, place
+)
 
 class MyPlacement(LocalPlacement):
     def plan(self, spec):
@@ -36,6 +39,14 @@ class MyRendezvous(Rendezvous):
         store = Path(__file__).with_name(f"store-{gang}-{attempt}")
         meet = {"MY_STORE": str(store), "GLOO_SOCKET_IFNAME": plan.slots[0].interface}
         return RendezvousInfo(tuple({**place(slot), **meet} for slot in plan.slots))
+
+class ServingRendezvous(MyRendezvous):
+    def prepare(self, *args, **options):
+        service = ServiceSpec(f"{__name__}:serve", {"text": "no server"})
+        return replace(super().prepare(*args, **options), service=service)
+
+def serve(listen_fd, text):
+    raise ValueError(f"{text}, blocking: {os.get_blocking(listen_fd)}")
 
 class PlanningOnly(Placement):
     def plan(self, spec):
@@ -66,7 +77,12 @@ def installed(folder: Path) -> Iterator[None]:
         "wrong": "not_a_placement",
         "incomplete": "PlanningOnly",
     }
-    rendezvous = {"mine": "MyRendezvous", "broken": "Missing", "incomplete": "FindingNobody"}
+    rendezvous = {
+        "mine": "MyRendezvous",
+        "serving": "ServingRendezvous",
+        "broken": "Missing",
+        "incomplete": "FindingNobody",
+    }
     _declare(folder, "placements", placements)
     _declare(folder, "rendezvous", rendezvous)
     _declare(folder, "observers", {"watched_library": "attach"})

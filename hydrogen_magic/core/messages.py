@@ -124,7 +124,11 @@ class ServiceSpec:
     """A function that one agent runs beside the ranks, such as the store of a rendezvous."""
 
     function: str
-    """``module:function``, called with the listening socket's descriptor and the options."""
+    """``module:function``, called with the descriptor of a blocking socket that listens, and the options.
+
+    It serves until its process is killed: when it raises or returns before, the gang fails. What it prints is
+    dropped.
+    """
     options: Mapping[str, object] = field(default_factory=dict)
     """Keyword arguments, as JSON."""
 

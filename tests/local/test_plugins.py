@@ -14,6 +14,7 @@ import pytest
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import calls
 from hydrogen_magic.driver.placements.inline import InlinePlacement
+from hydrogen_magic.errors import RendezvousError
 from hydrogen_magic.testing.contract import GangContract
 from hydrogen_magic.testing.in_process import InProcessPlacement
 from hydrogen_magic.testing.ranks import TORCH
@@ -78,6 +79,18 @@ def test_an_interrupt_after_the_end_of_a_rank_leaves_the_gang_its_end(
     anything: Any = None
     launch = InProcessPlacement().open(JobSpec()).launch(anything, anything)
     asyncio.run(asyncio.wait_for(launch, 30))
+
+
+def test_a_service_that_fails_ends_the_gang_with_its_error() -> None:
+    ended(
+        calls.launch(ranks.meet, np=2)
+    )  # then torch's store waits for another gang on the same socket
+    gang = ended(calls.launch(ranks.hang, "sleep", np=2, rendezvous="serving"))
+    how = r"failed: ValueError: no server, blocking: True \(my_plug_in.py, line \d+\)"
+    with pytest.raises(
+        RendezvousError, match=rf"the service of the rendezvous \(my_plug_in:serve\) {how}"
+    ):
+        gang.raise_for_state()
 
 
 def test_ranks_attach_observers_of_plug_ins() -> None:

@@ -147,7 +147,7 @@ def test_a_store_that_dies_ends_the_gang() -> None:
     for pid in stores():
         os.kill(pid, signal.SIGKILL)
     ended(gang)
-    with pytest.raises(RendezvousError, match=r"^the rendezvous store exited unexpectedly"):
+    with pytest.raises(RendezvousError, match=r"serve_store\) exited unexpectedly \(SIGKILL\)"):
         gang.raise_for_state()
 
 

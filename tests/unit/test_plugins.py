@@ -101,7 +101,7 @@ def test_a_provider_of_hosts_without_a_method_is_named() -> None:
 def test_a_broken_plug_in_is_no_obstacle_to_others(installed: None) -> None:
     names = {type(one).__name__ for one in plugins.every_rendezvous()}
     assert names == {
-        f"{name}Rendezvous" for name in ("Torch", "Horovod", "Jax", "TensorFlow", "My")
+        f"{name}Rendezvous" for name in ("Torch", "Horovod", "Jax", "TensorFlow", "My", "Serving")
     }
     plugins.check(JobSpec(placement="mine", rendezvous="mine"))
 

@@ -208,10 +208,10 @@ class RankGroup:
         """Handle a reaped child; return whether it belonged to this group."""
         if self.ranks.on_exit(pid, status, max_rss_bytes):
             return True
-        if self.service is None or not self.service.forget(pid):
+        if self.service is None or not self.service.on_exit(pid, status):
             return False
         if self._ending is None and self.ranks.running():
-            self.report_fault(RendezvousError("the rendezvous store exited unexpectedly"))
+            self.report_fault(RendezvousError(self.service.failure))
         return True
 
     # ── commands ──

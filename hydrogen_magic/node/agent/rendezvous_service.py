@@ -6,11 +6,14 @@ the ranks start.
 
 from __future__ import annotations
 
+import os
 import signal
 import socket
+from contextlib import suppress
 
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import processes
+from hydrogen_magic.errors import RendezvousError
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 from hydrogen_magic.node.agent.worker_pool import WorkerPool
 from hydrogen_magic.transport import framing
@@ -18,6 +21,9 @@ from hydrogen_magic.transport import framing
 _BACKLOG = 4096
 """Connections of other users wait in the same queue as those of ranks, until the server rejects
 them. This is Linux's default maximum."""
+
+_ERROR_BYTES = 1 << 16
+"""As much as a pipe holds."""
 
 
 def listen(port: socket.socket) -> None:
@@ -43,6 +49,8 @@ class RunningService:
         self._worker: PooledWorker | None = None
         self._pid = 0
         self._ended = False
+        self.failure = ""
+        """Why the serving process exited on its own."""
 
     def fits(self, request: msg.LaunchRequest) -> bool:
         """Whether this is what the launch would have served; it may not have begun."""
@@ -50,7 +58,9 @@ class RunningService:
         return is_same and not self._ended
 
     async def begin(self) -> None:
-        """Start to serve; does nothing if that was done before."""
+        """Start to serve; does nothing if that was done before. Raises RendezvousError if that has failed."""
+        if self.failure:
+            raise RendezvousError(self.failure)
         if self._worker is None:
             (worker,) = await self._pool.take(1, ())
             if self._ended:
@@ -71,15 +81,29 @@ class RunningService:
         self._ended = True
         if self._worker is not None:
             processes.send_signal(self._pid, signal.SIGKILL)
-            self.forget(self._pid)
+            self._worker.close()
+            self._worker = None
 
-    def forget(self, pid: int) -> bool:
-        """Handle the exit of process ``pid``; return whether it was the serving process."""
+    def on_exit(self, pid: int, status: int) -> bool:
+        """Handle a reaped child; return whether it was the serving process."""
         if self._worker is None or self._pid != pid:
             return False
+        how = _how_it_ended(self._worker.stderr, os.waitstatus_to_exitcode(status))
+        self.failure = f"the service of the rendezvous ({self._start.service.function}) {how}"
         self._worker.close()
         self._worker, self._ended = None, True
         return True
+
+
+def _how_it_ended(stderr: int, code: int) -> str:
+    """Return ``failed: ValueError: … (server.py, line 12)``; ``stderr``: a pipe with what it reported."""
+    with suppress(BlockingIOError):  # it reported nothing, and its children go on
+        if reported := os.read(stderr, _ERROR_BYTES).decode(errors="replace").strip():
+            return f"failed: {reported}"
+    if code == 0:
+        return "returned while the gang ran: it has to serve until it is ended"
+    how = processes.name_of_signal(-code) if code < 0 else f"exit code {code}"
+    return f"exited unexpectedly ({how})"
 
 
 def _owner_of(request: msg.LaunchRequest) -> tuple[object, ...]:

@@ -286,7 +286,7 @@ class AgentServer:
             )
             claimed = claimed or self._retained.forget(pid)
             if not claimed and not (
-                self._prepared_service is not None and self._prepared_service.forget(pid)
+                self._prepared_service is not None and self._prepared_service.on_exit(pid, status)
             ):
                 self._pool.forget(pid, (status, usage.ru_maxrss << 10))
 

@@ -16,6 +16,7 @@ import socket
 import sys
 import threading
 import time
+import traceback
 from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
@@ -41,6 +42,7 @@ if TYPE_CHECKING:
 
 _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 """Exit code that shells use for a program ended by Ctrl-C."""
+_ERROR_CHARS = 4000
 _EARLY_EXIT = "exit code 0 before the end of the cell counts as a failure of the rank"
 
 
@@ -90,11 +92,24 @@ def _print_exception(error: BaseException) -> None:
 
 def _serve(service: msg.ServiceSpec, fds: Sequence[int]) -> NoReturn:
     """Run a rendezvous' service on the listening socket in ``fds``."""
+    errors = os.dup(2)
     null = os.open(os.devnull, os.O_WRONLY)  # the output of a service is not read
     os.dup2(null, 1)
     os.dup2(null, 2)
-    pkgutil.resolve_name(service.function)(fds[0], **service.options)
+    os.set_blocking(fds[0], True)  # a store that was begun ahead has had the same socket
+    try:
+        pkgutil.resolve_name(service.function)(fds[0], **service.options)
+    except BaseException as error:  # SystemExit, too: the agent reads it after our exit
+        os.write(errors, _described(error).encode(errors="replace"))
+        os._exit(1)
     os._exit(0)
+
+
+def _described(error: BaseException) -> str:
+    """Return the type and the text of an exception, which fits into a pipe, and where it was raised."""
+    text = "".join(traceback.format_exception_only(error)).strip()[:_ERROR_CHARS]
+    frame = traceback.extract_tb(error.__traceback__)[-1]
+    return f"{text} ({os.path.basename(frame.filename)}, line {frame.lineno})"
 
 
 # ── running ──────────────────────────────────────────────────────────────────────────────────────
