@@ -28,7 +28,6 @@ from hydrogen_magic.transport import framing
 
 _START_S = 120.0
 """How long an owner may take to start: an interpreter and imports, on a machine under load."""
-"""Three years: an option may be infinite, a time in a message may not."""
 LIMIT_S = 86400.0
 """The timeout by default, a day: an unattended gang has to end at some time."""
 _MARKS = (processes.OWNER, processes.AGENT, processes.COOKIE)

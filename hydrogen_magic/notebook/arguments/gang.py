@@ -149,7 +149,8 @@ def _add_subject(parser: LineParser, verb: str) -> None:
     elif verb == "end":
         add("session", nargs="?", metavar="NAME", help="name of the session")
     elif verb not in ("list", "doctor"):
-        default = "the newest" if verb == "attach" else "the last one of this kernel"
+        newest = "the newest that outlives its kernel, else " if verb == "attach" else ""
+        default = f"{newest}the last one of this kernel"
         text = f"ID, a name, or the beginning of an ID; default: {default}"
         add("gang", nargs="?", metavar="ID", help=text)
 
