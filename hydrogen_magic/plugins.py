@@ -103,7 +103,7 @@ _OURS = "hydrogen-magic"
 
 @dataclass(frozen=True)
 class _Group(Sequence[str]):
-    """The names of one group of entry points, looked up when they are used: a kernel starts without that."""
+    """The names of one group of entry points, looked up on first use: a kernel starts without that."""
 
     name: str
     noun: str
@@ -188,7 +188,7 @@ def _loadable_rendezvous(path: tuple[str, ...]) -> dict[str, Rendezvous]:
 
 
 def check(spec: JobSpec) -> None:
-    """Raise PlacementError when the rendezvous of ``spec``, its library or settings are not in order.
+    """Raise PlacementError when the rendezvous of ``spec``, its library or settings cannot be used.
 
     Raises OptionValueError when its tracker cannot be used. Elsewhere it is the machines of the ranks that
     must have the library: the placement asks them.

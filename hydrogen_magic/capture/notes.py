@@ -1,5 +1,6 @@
-"""Notes for the user on what ranks do not get with the objects of earlier cells (seeds, graphs and types of
-arrays), and on what does not come back.
+"""Notes for the user on what ranks do not get with objects of earlier cells, and what does not come back.
+
+Ranks do not get seeds, graphs of autograd and types of arrays.
 """
 
 from __future__ import annotations

@@ -65,8 +65,8 @@ class GangRun:
     def emit(self, event: Event) -> None:
         """Add an event of this gang as it happens, unless the gang has ended.
 
-        Its end gets the last metrics. It has to be the last event: without an end there, the gang of a
-        record seems to have been lost.
+        Its end gets the last metrics, and has to be the last event: a record that does not end with it looks
+        like that of a lost gang.
         """
         with self._adding:
             if self.state.is_terminal:
@@ -76,7 +76,7 @@ class GangRun:
             self.append(event)
 
     def append(self, event: Event) -> None:
-        """Add a complete ``event``, which may be of a record, without its secrets.
+        """Add a complete ``event``, possibly read from a record, after removing secrets.
 
         It becomes part of the state, of the list, and of the record on disk.
         """

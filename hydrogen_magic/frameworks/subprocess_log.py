@@ -121,7 +121,7 @@ _MOST_LINES = 12
 def relevant(text: str) -> list[str]:
     """Return the lines of a build's output with the cause of its failure.
 
-    The first errors, which cause the others; the last lines if there are none.
+    The first errors, since they cause the others; the last lines if there are none.
     """
     lines = [line.rstrip() for line in text.splitlines() if line.strip()]
     telling: set[int] = set()

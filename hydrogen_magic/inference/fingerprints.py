@@ -1,4 +1,4 @@
-"""Whether a run of ``%%infer`` may continue an earlier one: what its predictions depend on, by name.
+"""Decides whether a run of ``%%infer`` may continue an earlier one, by what their predictions depend on.
 
 The frame's values are compared later, when its rows are read (:mod:`~hydrogen_magic.inference.kept_parts`).
 """
@@ -30,7 +30,7 @@ NOTHING_KEPT = (
 JOURNAL = "journal"
 """File whose first line has the fingerprint."""
 FILES = "files"
-"""Only key of those later lines that have the files read by ranks, with their modification times in ns."""
+"""The only key of a later line that lists the files read by ranks, with their modification times in ns."""
 WRITTEN = -1
 """Stands for that time if the run itself writes the file."""
 SETTABLE = {"--on-error": ("fail", "null"), "--schema": ("None",)}
@@ -97,7 +97,7 @@ def earlier(
     is_of_frame: Callable[[str], bool] = lambda gang: True,
     settable: Mapping[str, Sequence[str]] = {},
 ) -> str | None:
-    """Return the gang of the run to resume of those with kept answers, as :func:`matching` does."""
+    """Return the gang whose run can be resumed, among those with kept answers: see :func:`matching`."""
     runs = ((gang, gang, known) for gang, known in kept_runs())
     return matching(wanted, runs, is_of_frame, settable)
 

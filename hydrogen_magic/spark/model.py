@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 class TorchModel(PredictionParams, Model, MLWritable, MLReadable):  # type: ignore[misc]
     """A trained torch model that adds its predictions to a Spark DataFrame.
 
-    :meth:`transform` returns a lazy DataFrame: Spark's tasks predict in batches, as for ``%%infer``, and
-    only the rows that an action needs. Only ``featuresCols`` are sent to Python.
+    :meth:`transform` returns a lazy DataFrame: Spark's tasks predict in batches, as for ``%%infer``,
+    and predict only the rows that an action needs. Only ``featuresCols`` are sent to Python.
 
     The Params ``featuresCols``, ``predictionCol``, ``predict`` and ``predictBatchSize`` are those of the
     estimator. ``save`` writes the model with its class, if the notebook defines that, and ``load`` reads

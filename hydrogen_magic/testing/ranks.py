@@ -1,6 +1,4 @@
-"""Functions that ranks of the contract suite run. This module is sent to machines with ranks, like the
-agent.
-"""
+"""Functions that ranks of the contract suite run; machines with ranks are sent this module, too."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Horovod's callbacks for Keras; callbacks by their interface, so that this module needs no Keras."""
+"""Horovod's callbacks for Keras; they have the interface of its class alone, so that Keras is not needed."""
 
 from __future__ import annotations
 

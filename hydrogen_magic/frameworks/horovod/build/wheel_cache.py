@@ -26,7 +26,7 @@ def directory() -> Path:
 
 @contextmanager
 def written() -> Iterator[None]:
-    """Let an error name the setting of the directory, which may be read-only."""
+    """Turn an OSError into an error that names the setting of the directory, which may be read-only."""
     try:
         yield
     except OSError as error:

@@ -1,5 +1,6 @@
-"""Observer of scalars for TensorBoard, which become curves: ``SummaryWriter`` of torch or tensorboardX, and
-``tf.summary.scalar``.
+"""Observer of scalars for TensorBoard, which become curves.
+
+``SummaryWriter`` of torch or tensorboardX, and ``tf.summary.scalar``, write them.
 
 The writer still writes its files. Two writers with one tag, as of ``runs/train`` and ``runs/val``, make two
 curves: the first has the tag's name, the other has the name of its directory as prefix. Scalars in a

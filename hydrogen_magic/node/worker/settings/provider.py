@@ -24,7 +24,7 @@ Undo = Callable[[], object]
 
 @dataclass(frozen=True)
 class Provider:
-    """What knows the settings of one library."""
+    """Reads and applies the settings of one library."""
 
     read: Callable[[Any], Iterator[Setting | Stays]]
     """Return the settings of this process that differ from the defaults."""
@@ -42,7 +42,7 @@ class Value:
 
 
 def table(provider: str, values: Mapping[str, Value]) -> Provider:
-    """Return what provides the settings of a table."""
+    """Return a provider of the settings in a table."""
 
     def read(module: Any) -> Iterator[Setting | Stays]:
         for key, value in values.items():
