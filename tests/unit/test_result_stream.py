@@ -80,7 +80,7 @@ class Proxy:
     """It has no class before it has its state."""
 
     def __init__(self) -> None:
-        self.kind = Proxy
+        self.kind = type(self)
 
     @property  # type: ignore[misc]
     def __class__(self) -> Any:
@@ -88,6 +88,12 @@ class Proxy:
 
     def __setstate__(self, state: Any) -> None:
         raise KeyError("field of a newer version")
+
+
+class UnboundProxy(Proxy):
+    """What it stands for is only in the process that has made it, and so is its class."""
+
+    def __setstate__(self, state: Any) -> None: ...
 
 
 def packed(objects: dict[str, Any]) -> dict[str, Payload]:
@@ -223,11 +229,11 @@ def test_a_part_that_is_taken_back_leaves_no_trace_in_the_others() -> None:
 
 
 def test_a_part_that_refers_to_a_lost_object_is_not_opened() -> None:
-    """Its copy of the object would lack what could not be made."""
-    common = [Unopenable(), 1]
-    found = opened({"first": common, "second": {"common": common}, "third": [3]})
+    """Its copy of the object would lack what could not be made. Others that it shares are opened."""
+    common, whole = [Unopenable(), 1], [UnboundProxy()]
+    found = opened({"first": [common, whole], "second": {"common": common}, "third": [whole]})
     assert isinstance(found["second"], UnopenedPart) and "shares objects" in found["second"].reason
-    assert found["third"] == [3]
+    assert type(found["third"][0][0]) is UnboundProxy
 
 
 def test_looking_up_the_same_name_is_not_sharing() -> None:
