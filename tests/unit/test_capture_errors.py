@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import threading
 from pathlib import Path
 
 import pytest
 
 from hydrogen_magic.capture import capture_script
 from hydrogen_magic.errors import CaptureError
-from hydrogen_magic.serialization import pickling_errors
 from tests.capture_rig import Notebook, inline
 
 
@@ -159,22 +157,6 @@ def test_unpicklable_values_are_named(notebook: Notebook, setup: str) -> None:
     assert found in message and remedy in message and "line 3: print(x)" in message
     if "s" in notebook.names:
         notebook.names["s"].close()
-
-
-@pytest.mark.parametrize("to", ["TO_RANKS", "TO_NOTEBOOK"])
-@pytest.mark.parametrize("known", ["library.Pool", "library", "_thread.lock", "_thread"])
-def test_a_remedy_is_known_by_the_type_or_its_package(
-    monkeypatch: pytest.MonkeyPatch, to: str, known: str
-) -> None:
-    pool = type("Pool", (), {"__module__": "library"})()
-    pool.lock = threading.Lock()
-    remedies = getattr(pickling_errors, to)
-    error = TypeError("cannot pickle")
-    text = pickling_errors.explain("pool", pool, error, pool.lock, remedies)
-    assert text.endswith(f"; {remedies['object']}, or leave it out with __getstate__")
-    monkeypatch.setitem(remedies, known, "wait for it")
-    text = pickling_errors.explain("pool", pool, error, pool.lock, remedies)
-    assert text == "`pool.lock` (_thread.lock) cannot be sent: cannot pickle; wait for it"
 
 
 def test_through_a_function(notebook: Notebook) -> None:

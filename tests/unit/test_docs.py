@@ -245,17 +245,6 @@ def test_a_table_of_a_benchmark_is_saved_and_shown(
     assert generated.with_tables("of ranks starts in 9 s", tmp_path) == "of ranks starts in 0.1 s"
 
 
-def test_tables_of_one_name_become_one(tmp_path: Path) -> None:
-    run = _results.Run(save=tmp_path, packages=(), load_before=0.5)
-    for name, columns in (("stop_agent", {"": "", "s": ""}), ("stop_gang", {"": "", "x": ""})):
-        _results.report(run, _results.Table(name, name[5:], columns, [["ours", 1]]))
-    page = "<!-- table: benchmark {} -->\n<!-- end of table -->\n"
-    text = generated.with_tables(page.format("stop") + page.format("other"), tmp_path)
-    assert "|  |  | s | x |" in text and "\n\nNot measured yet.\n\n" in text
-    assert "| agent | ours | 1 |  |\n| gang | ours |  | 1 |" in text
-    assert text.count("; load ") == 1
-
-
 def test_every_public_name_is_in_the_reference() -> None:
     text = (SITE / "reference" / "api.md").read_text() + (SITE / "reference/errors.md").read_text()
     assert [name for name in hydrogen_magic.__all__ if f"hydrogen_magic.{name}" not in text] == []

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import math
 import random
 import re
-from dataclasses import replace
-from typing import Any
 
 import pytest
 
@@ -278,41 +275,6 @@ def test_errors_raised_from_a_victims_error_are_victims() -> None:
     assert is_victim_error(ev.ErrorReport("RuntimeError", "Wait timeout")), "of torch's FileStore"
     assert not is_victim_error(ev.ErrorReport("RuntimeError", "mat1 and mat2 shapes"))
     assert is_victim_error(ev.ErrorReport("torch.distributed.DistBackendError", "NCCL error"))
-
-
-def test_events_survive_json_and_strangers_are_refused() -> None:
-    error = ev.ErrorReport("A", "b", cause=USERS_OWN)
-    metrics = ev.Metrics(2.0, 0, (1, 2), (0.1, 0.2), {"loss": (0.5, None)})
-    events = [*running(2), ev.RankFailed(1.0, 1, error, "running"), metrics]
-    assert [ev.decode(json.loads(json.dumps(ev.encode(event)))) for event in events] == events
-    for bad in (
-        [],
-        ["Exec", {"code": "x"}],
-        ["Steps", {"at_s": 1.0}],
-        ["Steps", {"at_s": "1", "rank": 0, "count": 1}],
-        ["Steps", {"at_s": 1.0, "rank": 0, "count": 1, "more": 2}],
-        {"Steps": 1},
-        None,
-        [
-            "Metrics",
-            {"at_s": 1.0, "rank": 0, "steps": [1], "times_s": [0.1], "values": {"a": ["x"]}},
-        ],
-    ):
-        with pytest.raises(ev.MessageError):
-            ev.decode(bad)
-
-
-def test_a_copy_with_changes_is_that_of_the_standard_library() -> None:
-    """``replaced`` runs neither ``__init__`` nor ``__post_init__``."""
-    state = replay([*running(2), ev.Steps(1.0, 1, 5)])
-    cases: list[tuple[Any, dict[str, Any]]] = [
-        (state, {"now_s": 2.0}),
-        (state.ranks[1], {"steps": 6, "detail": "x"}),
-    ]
-    for value, changes in cases:
-        made = replaced(value, **changes)
-        assert made == replace(value, **changes) and vars(made) == vars(replace(value, **changes))
-        assert made != value
 
 
 def test_the_fold_takes_any_order_of_events() -> None:

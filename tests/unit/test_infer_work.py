@@ -98,24 +98,6 @@ def nothing(chunk: Chunk) -> pa.Table:
 
 
 @pytest.mark.parametrize("seed", range(5))
-def test_any_order_of_answers_gives_the_rows_in_theirs(seed: int) -> None:
-    chance = random.Random(seed)
-    book, _ = work(1_234)
-    in_hand: list[Chunk] = []
-    while not book.is_done:
-        if (chunk := book.next()) is not None:
-            in_hand.append(chunk)
-        if in_hand and (chunk is None or chance.random() < 0.5):
-            taken = in_hand.pop(chance.randrange(len(in_hand)))
-            if chance.random() < 0.2:
-                book.give_back(taken)  # its rank has gone
-            else:
-                assert book.answer(taken, doubled(taken), ())
-    assert book.finish() == [2.0 * x for x in range(1_234)]
-    assert book.rows == 1_234
-
-
-@pytest.mark.parametrize("seed", range(5))
 def test_of_two_answers_the_first_counts(seed: int) -> None:
     chance = random.Random(seed)
     book, result = work(1_234)
@@ -387,22 +369,6 @@ def test_a_full_disk_leaves_the_rows_of_an_earlier_run() -> None:
         feed: Any = SimpleNamespace(_kept=kept, _notice=lambda level, text: reported.append(text))
         Dispatcher._keep_nothing(feed, OSError("full"))
     assert ["--resume is not possible" in text for text in reported] == [True, False]
-
-
-def test_if_errors_are_collected_types_without_a_common_one_become_text() -> None:
-    result = Result()
-    options = InferOptions(batch_size=10, on_error="collect")
-    book = ChunkQueue(Rows(1_000), result, options, 2)
-    while (chunk := book.next()) is not None:
-        made = texts(chunk) if chunk.first_row > 500 else doubled(chunk, pa.int64())
-        errors = pa.nulls(chunk.n_rows, pa.string())
-        book.answer(chunk, made.append_column("error", errors), ())
-    assert book.is_done and result.schema.field("y").type == pa.string()
-    assert book.widened == {"y": ("int64", "string")}
-    for row, part in result.parts.items():
-        begun = result.parts[row]["y"].cast(pa.string()).to_pylist()
-        doubles = [str(2 * x) for x in range(row, row + part.num_rows)]
-        assert begun == (["a"] * part.num_rows if row > 500 else doubles)
 
 
 def test_a_type_that_the_first_rows_do_not_show_is_a_later_ones() -> None:

@@ -17,7 +17,6 @@ import pytest
 from hydrogen_magic.core import messages
 from hydrogen_magic.core.messages import (
     AgentCommand,
-    AgentReport,
     ClosureLabel,
     FilePart,
     KillRanks,
@@ -26,7 +25,6 @@ from hydrogen_magic.core.messages import (
     RankFile,
     ResultPart,
     ServiceStart,
-    StopRanks,
     TaskMessage,
     WorkerReport,
     decode,
@@ -132,8 +130,3 @@ def test_a_task_on_a_host_writes_the_json_of_its_messages() -> None:
     hello = decode(["TaskHello", about], TaskMessage)
     assert isinstance(hello, messages.TaskHello)
     assert (hello.kind, hello.gpus) == ("Spark task", ("0",))
-
-
-def test_commands_and_reports_are_told_apart() -> None:
-    with pytest.raises(MessageError):
-        decode(encode(StopRanks("cafe")), AgentReport)

@@ -136,32 +136,6 @@ def _run_cell(names: SessionNames, notebook: Side, ranks: Side, step: str) -> No
         notebook.did_change = ranks.did_change = False
 
 
-def test_an_equal_value_assigned_again_is_not_sent_but_counts_against_the_ranks_change() -> None:
-    names = SessionNames()
-    cells = ["import torch", "%broken"]
-    epoch = Version("0", identity=7)  # small numbers are one object
-    decide(names, epoch=epoch)
-    names.note_cells([*cells, "epoch = 0"])
-    assert decide(names, epoch=epoch) == {"epoch": Action.KEEP}
-    ranks_did(names, changed=("epoch",))
-    assert decide(names, epoch=epoch) == {"epoch": Action.KEEP}
-    names.note_cells([*cells, "epoch = 0", "epoch = 0"])
-    assert decide(names, epoch=epoch) == {"epoch": Action.CONFLICT}
-
-
-def test_a_name_that_shares_objects_with_a_trained_model_does_not_overwrite_it() -> None:
-    names = SessionNames()
-    model, opt = (Version(name, name, frozenset({1, 2})) for name in ("model", "opt"))
-    decide(names, model=model)
-    ranks_did(names, changed=("model",))
-    said = r"`opt`: it shares objects with `model`, and the ranks .*changed `model` in Cell In\[5\]"
-    with pytest.raises(CaptureError, match=said):
-        use_of(names, CellNames({"opt": opt}, BOTH)).check()
-    assert decide(names, model=model, opt=opt)["opt"] is Action.CONFLICT
-    both = {"model": model, "opt": opt}
-    assert set(decide(names, push="model,opt", **both).values()) == {Action.SEND}
-
-
 def test_the_error_names_both_sides_and_offers_both_ways_out() -> None:
     names = SessionNames()
     decide(names, a=Version("1"), b=Version("1"))

@@ -293,14 +293,6 @@ def test_long_lines_are_shortened_and_say_so() -> None:
     assert line[2].count("\x1b[0m") == 1, "its colour ends with it"
 
 
-def test_a_line_without_an_end_is_told_when_its_rank_ends() -> None:
-    rig = Rig(*running(), out(0, "no end"), out(1, "half", "stderr"))
-    rig.tick(ev.RankExited(2.0, 0, 0))
-    assert [line[:3] for line in rig.page.lines] == [[0, 0, "no end"]]
-    rig.end(ENDED)
-    assert rig.page.lines[1][:3] == [1, 1, "half"]
-
-
 # ── many ranks ───────────────────────────────────────────────────────────────────────────────────
 
 

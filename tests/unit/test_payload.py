@@ -89,22 +89,6 @@ def test_big_buffers_stay_where_they_are() -> None:
     assert addresses == {array.ctypes.data, tensor.data_ptr()}
 
 
-def test_closures_that_share_a_variable() -> None:
-    def counter():  # type: ignore[no-untyped-def]
-        n = 0
-
-        def up() -> int:
-            nonlocal n
-            n += 1
-            return n
-
-        return up, lambda: (n, up)
-
-    up, get = through_memory(counter())
-    up()
-    assert get() == (1, up)
-
-
 def test_a_mapped_payload_is_this_readers_own() -> None:
     fd = payload.to_memfd(packed(np.zeros(10_000)))
     one, two = mapped(fd), mapped(fd)

@@ -154,20 +154,6 @@ def same_kind(one: pa.DataType, other: pa.DataType) -> bool:
     )
 
 
-def test_whole_numbers_and_truth_values_with_nulls_stay_exact_in_pandas() -> None:
-    table = pa.table({"id": [2**60 + 1, 5, None, 7], "yes": [True, False, None, True]})
-
-    def predict(batch):  # type: ignore[no-untyped-def]
-        return {"next": batch["id"] + 1, "no": ~batch["yes"]}
-
-    found = run(predict, table, (1,))
-    assert found.schema.types == [pa.int64(), pa.bool_()]
-    assert found.to_pydict() == {
-        "next": [2**60 + 2, 6, None, 8],
-        "no": [False, True, None, False],
-    }
-
-
 # ── what predict takes ───────────────────────────────────────────────────────────────────────────
 
 
@@ -187,20 +173,6 @@ def test_numbers_side_by_side_and_shapes() -> None:
     assert run(matrix, frame())["prediction"].to_pylist() == [2.0 * n for n in range(10)]
     assert run(image, table)["prediction"].to_pylist() == images.sum(axis=(1, 2)).tolist()
     assert set(seen) == {(np.dtype("float64"), (2,)), (torch.uint8, (3, 4))}
-
-
-@pytest.mark.parametrize("n_columns", [3, 100], ids=["few", "many"])
-def test_every_number_is_in_its_place(n_columns: int) -> None:
-    values = np.arange(5000 * n_columns, dtype=np.float64).reshape(5000, n_columns)
-    table = pa.table({f"x{place}": values[:, place] for place in range(n_columns)})
-
-    def predict(batch: np.ndarray) -> Any:
-        return {"row": batch}
-
-    found = run(predict, table, (5000,), batch_size=700)["row"]
-    assert np.array_equal(
-        np.concatenate([chunk.flatten() for chunk in found.chunks]), values.ravel()
-    )
 
 
 def test_lists_of_one_length_are_a_tensor_and_ragged_ones_say_why_not() -> None:

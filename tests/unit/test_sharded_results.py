@@ -6,7 +6,6 @@ import functools
 import io
 import sys
 from types import ModuleType
-from typing import Any
 
 import pytest
 
@@ -33,17 +32,6 @@ def torch_without_it(monkeypatch: pytest.MonkeyPatch) -> None:
 def gathering() -> Gathering:
     """Return what gathers the tensors of a cell on some ranks, which needs no process group."""
     return Gathering(PICKLER, print, SessionCell(1, 0, is_whole=False, is_joined=False))
-
-
-def test_they_are_found_in_results_and_checkpoints(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(sys.modules[HOME], "DTensor", Sharded, raising=False)
-    state: dict[str, Any] = {"weight": Sharded()}
-    found = gathering()
-    assert found.concerns("model", state) and not found.concerns("loss", 1.0)
-    assert found.gather().keys() == {"model"}
-    with pytest.raises(RefusedError, match="sharded tensor"):
-        PICKLER(io.BytesIO()).dump(state)
-    assert is_sharded(state)
 
 
 def test_there_are_none_without_their_class() -> None:
