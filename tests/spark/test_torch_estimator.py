@@ -15,6 +15,7 @@ import pytest
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, RankFailedError
 from tests import estimator_ranks, spark_rig
+from tests.documented import covers
 from tests.gangs import PATIENCE_S, wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.timeout(600)]
@@ -72,6 +73,21 @@ def datasets(home: Path) -> list[Path]:
     return list((home / "datasets").glob("*"))
 
 
+@covers(
+    """
+    `HorovodEstimator(modelFn=model_fn)`
+    `modelFnParams={"learning_rate": 0.0001}`
+    `featureMapping={"features": "features"}`
+    `labelCol="rating"`
+    `batchSize=128`
+    `maxSteps=20000`
+    `isValidationCol="isVal"`
+    `modelDir="/tmp/horovodDemo"`, `saveCheckpointsSecs=30`
+    `hvd.DistributedOptimizer(optimizer)` in `model_fn`
+    `transformer = est.fit(df)`, `transformer.transform(df)`
+    `KerasEstimator`, `TorchEstimator` of `horovod.spark`
+    """
+)
 @pytest.mark.exhaustive
 @on_connect
 def test_a_pipeline_learns_and_is_saved(spark: Any, tmp_path: Path, hydrogen_home: Path) -> None:

@@ -1,4 +1,4 @@
-"""The agent without a kernel: what it sends, and what it does between a session and the next gang."""
+"""The agent without a kernel: what it does between a session and the next gang, and at the kernel's end."""
 
 from __future__ import annotations
 
@@ -12,7 +12,6 @@ from unittest.mock import AsyncMock, Mock
 
 import pytest
 
-from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.messages import EndSession
 from hydrogen_magic.node.agent import forkserver, server
@@ -33,12 +32,6 @@ class LonelyAgent(AgentServer):
         self._prepared_service = None
         self._kernel_link: Any = SimpleNamespace(localized=lambda request: request)
         self._tasks = BackgroundTasks()
-        self._outbox, self._flushing, self._is_urgent = [], None, False
-        self.sent: list[int] = []
-        """Number of events in each batch."""
-
-    def _send_events(self, group: object, batch: list[Any]) -> None:
-        self.sent.append(len(batch))
 
     def _reap(self) -> None:
         pass
@@ -90,33 +83,6 @@ def test_the_forkserver_imports_only_what_a_from_import_imports(
     imported = {name for name in ("main", "part") if sys.modules.pop(f"tool_of_test.{name}", None)}
     del sys.modules["tool_of_test"]
     assert imported == {"part"}
-
-
-def test_urgent_events_that_arrive_together_are_sent_together_and_at_once() -> None:
-    async def run() -> None:
-        agent = LonelyAgent()
-        loop = asyncio.get_running_loop()
-        agent._group = SimpleNamespace()  # type: ignore[assignment]
-        agent._emit(ev.RankPhase(0.1, 0, "finishing"))
-        assert agent._flushing is not None and agent._flushing.when() > loop.time() + 0.01
-        agent._emit(ev.RankResult(0.2, 0, 26))
-        agent._emit(ev.RankExited(0.3, 0, 0))
-        assert agent._flushing.when() < loop.time() + 0.01
-        for _ in range(2):
-            await asyncio.sleep(0)
-        assert agent.sent == [], "the results of other ranks come next"
-        for rank in range(1, 3):
-            agent._emit(ev.RankExited(0.3, rank, 1))
-        for _ in range(2):
-            await asyncio.sleep(0)
-        assert agent.sent == [5]
-        agent._emit(ev.RankPhase(0.4, 0, "finishing"))
-        for _ in range(2):
-            await asyncio.sleep(0)
-        assert agent.sent == [5], "this one may wait for others"
-        agent._flush()
-
-    asyncio.run(run())
 
 
 def test_the_end_of_the_kernel_is_handled_once() -> None:

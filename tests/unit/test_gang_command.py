@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 import time
 from dataclasses import replace
-from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +15,6 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.driver import attending, launcher
 from hydrogen_magic.driver.owner.recorded_gang import RecordedGang
-from hydrogen_magic.driver.rank_logs import RankLogs, RankOutputs
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import gang_command
 from hydrogen_magic.notebook.arguments.gang import GangCommand
@@ -162,24 +160,6 @@ def test_a_gang_of_another_kernel_is_followed_until_it_ends(
     assert gang.wait() and gang.snapshot().state == "SUCCEEDED" and gang.events(3) == [ENDED]
 
 
-def test_the_log_of_one_rank_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    logs = RankLogs(tmp_path, [ev.Output(1.0, 1, "stdout", "hello\n")])
-    read: list[int] = []
-
-    def text(rank: int) -> str:
-        read.append(rank)
-        return RankLogs.text(logs, rank)
-
-    monkeypatch.setattr(logs, "text", text)
-    gang = SimpleNamespace(logs=RankOutputs(logs, 2))
-    monkeypatch.setattr(gang_command, "_find", lambda name: gang)
-    said: list[str] = []
-    gang_command.manage(GangCommand("logs", rank=1), said.append)
-    assert said == ["hello\n"] and read == [1]
-    with pytest.raises(ArgumentsError, match=r"--rank 2: .* known ranks: 0, 1"):
-        gang_command.manage(GangCommand("logs", rank=2), said.append)
-
-
 def test_results_are_loaded_by_id_or_name() -> None:
     write("a1b2", replace(launched("a1b2", owner=DEAD), name="wide"), ENDED)
     for name, said in {
@@ -261,3 +241,5 @@ def test_the_log_of_one_rank_is_read_alone() -> None:
     gang_command._logs(GangCommand("logs", gang="g1", rank=1), said.extend)
     assert said == ["one", "two"]
     assert [*RecordedGang("g1").logs] == [0, 1]
+    with pytest.raises(ArgumentsError, match=r"--rank 2: .* known ranks: 0, 1"):
+        gang_command.manage(GangCommand("logs", gang="g1", rank=2), said.append)

@@ -570,12 +570,6 @@ def test_a_run_that_is_stopped_before_its_first_row_has_none() -> None:
     assert not result.parts and result.schema is None
 
 
-def test_a_stop_after_the_last_row_lists_no_missing_rows() -> None:
-    result, queue = SimpleNamespace(done=[(0, 10)]), SimpleNamespace(n_rows=10)
-    dispatcher: Any = SimpleNamespace(_result=result, _queue=queue)
-    assert Dispatcher._missing_text(dispatcher) == "stopped: 10 of 10 rows finished"
-
-
 @pytest.mark.parametrize(("n_more", "more"), [(1, "1 more part"), (2, "2 more parts")])
 def test_a_stop_lists_the_first_missing_rows_and_counts_the_others(n_more: int, more: str) -> None:
     n_rows = 2 * (_MAX_GAPS + n_more)

@@ -23,7 +23,7 @@ MEETING = RendezvousInfo(
 )
 
 
-def request_for(slot: Slot, spec: JobSpec, is_recording: bool = False) -> LaunchRequest:
+def request_for(slot: Slot, spec: JobSpec) -> LaunchRequest:
     unused: Any = None
     job = Job(spec, PLAN, unused, ("torch",), (), TorchRendezvous(), Path("/runs/cafe"), 12.5)
     host = launch_request.HostLaunch(
@@ -35,7 +35,7 @@ def request_for(slot: Slot, spec: JobSpec, is_recording: bool = False) -> Launch
         rank_env={"MINE": "default", "OMP_NUM_THREADS": "1"},
         tasks={0: 7},
     )
-    attempt = Attempt("cafe", 1, job, lambda: is_recording)
+    attempt = Attempt("cafe", 1, job, lambda: False)
     built = launch_request.build(attempt, PLAN, MEETING, host)
     sent = decode(json.loads(json.dumps(encode(built))), AgentCommand)
     assert sent == built
@@ -69,12 +69,6 @@ def test_the_users_variables_win_then_those_of_the_rendezvous() -> None:
 def test_a_rank_that_runs_the_cell_is_displayed(options: Any, shown: tuple[int, ...]) -> None:
     request = request_for(PLAN.slots[1], JobSpec(np=2, **{"session": "lab", **options}))
     assert request.options.spec.displaying == shown
-
-
-@pytest.mark.parametrize("is_recording", [False, True])
-def test_recording_is_what_was_said_last(is_recording: bool) -> None:
-    spec = JobSpec(np=2, timeline="")
-    assert request_for(PLAN.slots[0], spec, is_recording).is_recording == is_recording
 
 
 def test_infinite_times_can_be_sent() -> None:

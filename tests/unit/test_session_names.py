@@ -16,7 +16,6 @@ from hydrogen_magic.capture.ownership import SessionNames
 from hydrogen_magic.capture.versions import note_brought_back, sharing_with, versions_of
 from hydrogen_magic.core.events import HeldName, NamesChanged
 from hydrogen_magic.driver import result_assignment
-from hydrogen_magic.driver import session as driver_session
 from hydrogen_magic.driver.session import RankHoldings
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import namespace
@@ -233,28 +232,6 @@ def test_an_error_about_a_name_knows_those_of_the_ranks(session: Session) -> Non
         session.cell("weigths")
     with pytest.raises(CaptureError, match="--push weights: only the ranks"):
         session.cell("1", push=("weights",))
-
-
-@pytest.mark.parametrize(
-    ("message", "advice"),
-    [
-        ("`modle` is not defined: did you mean `own`?", ""),
-        (
-            "`own`, line 1, is not defined",
-            "`own` is on rank 1 only: to use it there, add --ranks 1",
-        ),
-        ("`x` is not defined\n`own` is not defined", "`own` is on rank 1 only"),
-        ("`everywhere` is not defined", ""),
-    ],
-)
-def test_only_a_name_that_some_ranks_lack_is_said_to_be_on_the_others(
-    message: str, advice: str
-) -> None:
-    names = ({"everywhere"}, {"everywhere", "own"})
-    ranks = {rank: types.SimpleNamespace(names=held) for rank, held in enumerate(names)}
-    session: Any = types.SimpleNamespace(why_ended="", ranks=ranks)
-    found = driver_session._advice(session, message)
-    assert found.startswith(advice) and bool(found) == bool(advice)
 
 
 def test_a_thread_that_assigns_after_its_cell_makes_a_conflict(session: Session) -> None:

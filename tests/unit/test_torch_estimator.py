@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-import inspect
 import re
 import weakref
 from collections.abc import Mapping
@@ -26,7 +25,6 @@ from hydrogen_magic.spark import TorchEstimator, rows
 from hydrogen_magic.spark import estimator as estimator_of_spark
 from hydrogen_magic.spark.rows import RowSpec, SharedRows, TrainingRows
 from hydrogen_magic.spark.trainings import Trainings
-from tests.documented import covers
 
 MODEL = torch.nn.Linear(2, 1)
 
@@ -42,28 +40,6 @@ def train_with_any(model: Any, data: Any, **options: Any) -> None: ...
 
 def arguments(estimator: TorchEstimator) -> dict[str, Any]:
     return estimator._arguments(estimator.getOrDefault("train"))
-
-
-@covers(
-    """
-    `HorovodEstimator(modelFn=model_fn)`
-    `modelFnParams={"learning_rate": 0.0001}`
-    `featureMapping={"features": "features"}`
-    `labelCol="rating"`
-    `batchSize=128`
-    `maxSteps=20000`
-    `isValidationCol="isVal"`
-    `modelDir="/tmp/horovodDemo"`, `saveCheckpointsSecs=30`
-    `hvd.DistributedOptimizer(optimizer)` in `model_fn`
-    `transformer = est.fit(df)`, `transformer.transform(df)`
-    `KerasEstimator`, `TorchEstimator` of `horovod.spark`
-    """
-)
-def test_the_estimator_has_what_replaces_the_options() -> None:
-    """Its own tests train with it."""
-    options = inspect.signature(TorchEstimator).parameters
-    expected = {"train", "np", "featuresCols", "labelCol", "validation", "epochs", "rendezvous"}
-    assert expected <= set(options)
 
 
 def test_parameters_of_train_are_params() -> None:
