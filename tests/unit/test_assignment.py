@@ -385,30 +385,9 @@ ANSWERING = {
             def __getattr__(self, name): return lambda *args: self
         own = Own([torch.ones(1)])
     """,
-    "a scheduler around another one": """
-        class Own(torch.optim.lr_scheduler.LRScheduler):
-            def __init__(self, after): self.after = after
-            def __getattr__(self, name): return vars(self)["after"][name]
-        own = Own({"k": 1})
-    """,
-    "a scheduler with slots": """
-        class Own(torch.optim.lr_scheduler.LRScheduler):
-            __slots__ = ("steps", "unset")
-            def __init__(self): pass
-            def __getattr__(self, name): raise KeyError(name)
-        own = Own()
-    """,
     "a module that raises other errors": """
         class Own(nn.Module):
             def __getattr__(self, name): return self._modules[name]
-        own = Own()
-    """,
-    "a scheduler that hides its attributes": """
-        class Own(torch.optim.lr_scheduler.LRScheduler):
-            def __init__(self): pass
-            def __getattribute__(self, name):
-                if name == "__dict__": raise KeyError(name)
-                return object.__getattribute__(self, name)
         own = Own()
     """,
 }

@@ -184,19 +184,6 @@ def test_a_killed_rank_leaves_valid_json(followed: Followed, left: bytes) -> Non
     assert [e["name"] for e in kept if e["ph"] == "X"] == ["0", "2", "1"] * 3
 
 
-def test_a_tensors_name_may_be_longer_than_what_is_read_at_a_time(followed: Followed) -> None:
-    written = Written()
-    for step in range(20):
-        written.step(step * 10_000, ["w", "long" * 50_000, "b"])
-    followed.path.write_bytes(written.data + b"]")
-    followed.poll()
-    following = followed.timelines._following
-    assert following is not None and following._read == len(written.data), "nothing waits for more"
-    followed.timelines.finish()
-    assert followed.path.read_bytes() == written.data + b"]"
-    assert sum(span[0] == "allreduce" for span in followed.spans()) == 20
-
-
 def test_nothing_recorded_leaves_no_file(followed: Followed) -> None:
     followed.poll()
     followed.timelines.finish()

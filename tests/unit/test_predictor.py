@@ -978,47 +978,17 @@ def test_a_stop_iteration_of_predict_is_its_error() -> None:
         run(lambda batch: next(iter(())), frame(6))
 
 
-def test_a_row_of_a_hundred_megabytes_is_shown_without_copying_it() -> None:
-    before = pa.total_allocated_bytes()
-    huge = pa.table({"cell": pa.array(["a" * (100 << 20)], pa.large_string())})
-    pool = pa.default_memory_pool()
-    # Up to the highest mark so far, so that a copy raises it.
-    reserved = pa.allocate_buffer(pool.max_memory() - pool.bytes_allocated())
-    peak = pool.max_memory()
-
-    def predict(batch: pa.Table) -> Any:
-        raise ValueError("no")
-
-    with pytest.raises(InferError, match=r"cell='a{38}…"):
-        Predictor(predict, ALL).run(huge, 0)
-    assert pool.max_memory() - peak < 10 << 20
-    del huge, reserved
-    assert pa.total_allocated_bytes() - before < 10 << 20
-
-
-class _SilentError(Exception):
-    def __str__(self) -> str:
-        raise RuntimeError
-
-
-@pytest.mark.parametrize(
-    ("error", "shown"),
-    [
-        (_SilentError(), "_SilentError: <no message: _SilentError.__str__ raised RuntimeError>"),
-        (ValueError("bad \ud800"), r"ValueError: bad \ud800"),
-    ],
-    ids=["without", "surrogate"],
-)
-def test_an_error_without_a_usable_message_costs_its_row_alone(
-    error: Exception, shown: str
-) -> None:
+def test_an_error_with_half_an_emoji_costs_its_row_alone() -> None:
     def predict(batch: Any) -> Any:
         if 4 in batch["x"].tolist():
-            raise error
+            raise ValueError("bad \ud800")
         return {"y": batch["x"]}
 
     found = Predictor(predict, COLLECT).run(pa.table({"x": [3, 4, 5]}), 0)
-    assert found.columns.to_pydict() == {"y": [3, None, 5], "error": [None, shown, None]}
+    assert found.columns.to_pydict() == {
+        "y": [3, None, 5],
+        "error": [None, r"ValueError: bad \ud800", None],
+    }
 
 
 @pytest.mark.parametrize("on_error", ["null", "collect"])
@@ -1325,11 +1295,3 @@ def test_what_a_batch_s_labels_are_called_is_its_own(column: list[Any]) -> None:
         return [found] * len(batch)
 
     assert set(run(predict, pa.table({"x": column}), (20,)).column(0).to_pylist()) == {True}
-
-
-def test_pandas_metadata_that_is_wrong_is_told_with_the_rows() -> None:
-    said = b'{"index_columns": ["nope"], "columns": [], "column_indexes": []}'
-    table = pa.table({"x": [1.0, 2.0]}).replace_schema_metadata({b"pandas": said})
-    predictor = Predictor(lambda batch: [0] * len(batch), ALL)
-    with pytest.raises(InferError, match=r"predict failed on rows 0 to 1 .*nope"):
-        predictor.run(table, 0)

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import copyreg
-import fractions
 import math
 import os
 import re
@@ -172,18 +170,6 @@ def test_a_result_whose_class_the_notebook_defines_later_can_be_loaded_then(
     main.Later = object()  # type: ignore[attr-defined]
     assert results.result("a")[0] is results.result("b") and results.result("c") is known
     assert not results.errors and results.arrived() == ["a", "b", "c"]
-
-
-def test_a_class_whose_number_this_process_does_not_know_stays_alone() -> None:
-    copyreg.add_extension("fractions", "Fraction", 5)
-    try:
-        sections = packed({"bad": [fractions.Fraction, 0], "good": [1]})
-    finally:
-        copyreg.remove_extension("fractions", "Fraction", 5)
-    bad, good = result_stream.unpack(list(sections.values()))
-    reason = "ValueError: unregistered extension code 5"
-    assert bad == UnopenedPart(reason, [MissingObject("extension", reason), 0])
-    assert good == [1]
 
 
 def test_a_class_that_the_kernel_lacks_costs_no_other_class_of_its_module(
