@@ -71,68 +71,60 @@ TOO_MANY = (
 NO_GPU = "`--np 2 --gpu` needs 2 GPUs, this machine has 1: use `--np 1` or drop `--gpu`"
 
 
+SPARK, LOCAL = HorovodRunner(2), HorovodRunner(-2)
+TORCH = TorchDistributor(2, use_gpu=False)
+
+
 @pytest.mark.parametrize(
-    ("np", "text", "expected"),
+    ("runner", "text", "expected"),
     [
         (
-            2,
+            SPARK,
             NO_SESSION,
             "`np=2` needs a Spark session, but there is none: use `np=-2` to run on this "
             "machine, or create one first",
         ),
         (
-            8,
+            HorovodRunner(8),
             TOO_MANY,
             "np=8, the cluster has 4 slots (2 executors): use `np=4`, or start the session"
             " with more",
         ),
         (
-            -2,
+            LOCAL,
             NO_GPU,
             "`np=-2` with `%config Distributed.gpu = True` needs 2 GPUs, this machine has 1:"
             " use `np=-1` or set `%config Distributed.gpu = False`",
         ),
         (
-            8,
+            SPARK,
             "wait for more executors with `--wait 10m`",
             "wait for more executors with `%%distributed --wait 10m`",
         ),
-    ],
-)
-def test_errors_of_horovod_runner_are_in_its_words(
-    np: int, text: str, expected: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    assert words_of(HorovodRunner(np), text, monkeypatch) == expected
-
-
-@pytest.mark.parametrize(
-    ("text", "expected"),
-    [
         (
+            TORCH,
             NO_SESSION,
             "`local_mode=False` needs a Spark session, but there is none: use `local_mode=True` "
             "to run on this machine, or create one first",
         ),
         (
+            TORCH,
             TOO_MANY,
             "num_processes=8, the cluster has 4 slots (2 executors): use `num_processes=4`, or"
             " start the session with more",
         ),
         (
+            TORCH,
             NO_GPU,
             "`num_processes=2, use_gpu=True` needs 2 GPUs, this machine has 1: use"
             " `num_processes=1` or pass `use_gpu=False`",
         ),
     ],
 )
-def test_errors_of_torch_distributor_are_in_its_words(
-    text: str, expected: str, monkeypatch: pytest.MonkeyPatch
+def test_errors_are_in_the_words_of_the_class(
+    runner: Any, text: str, expected: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert words_of(TorchDistributor(2, use_gpu=False), text, monkeypatch) == expected
-
-
-def words_of(runner: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Return the message of a run that ends by an error with this text; its report is the same."""
+    """And so is the report of the error."""
 
     def fail(*args: Any, **options: Any) -> None:
         raise PlacementError(text)
@@ -140,8 +132,7 @@ def words_of(runner: Any, text: str, monkeypatch: pytest.MonkeyPatch) -> str:
     monkeypatch.setattr(gangs, "call", fail)
     with pytest.raises(HydrogenError) as caught:
         runner.run(print)
-    assert caught.value.report.partition(": ")[2] == str(caught.value)
-    return str(caught.value)
+    assert str(caught.value) == expected == caught.value.report.partition(": ")[2]
 
 
 def test_a_failure_reaches_another_process() -> None:

@@ -252,16 +252,30 @@ def test_a_file_that_cannot_have_wider_types_is_as_it_was(tmp_path: Path) -> Non
     assert table["z"].to_pylist() == [1.0, 1.5, 2.0]
 
 
-def test_a_column_of_missing_values_has_the_type_of_other_rows() -> None:
+NUMBER, TEXT, DATE = pa.array([5]), pa.array(["a"]), pa.array([dt.date(2026, 1, 1)])
+MISSING = {
+    "text of pandas": [NUMBER, pd.Series([None], dtype="str"), NUMBER],
+    "numbers of pandas": [TEXT, pd.Series([float("nan")]), TEXT],
+    **{
+        f"{kind} before {late.type}": [pa.nulls(1, kind), pa.nulls(1, pa.float64()), late]
+        for kind in (pa.float64(), pa.int64(), pa.timestamp("us"))
+        for late in (TEXT, DATE, pa.nulls(1, pa.string()))
+    },
+}
+"""Batches, those with a value of one type."""
+
+
+@pytest.mark.parametrize("on_error", ["fail", "collect"])
+@pytest.mark.parametrize("name", MISSING)
+def test_a_column_of_missing_values_has_the_type_of_other_rows(name: str, on_error: str) -> None:
     """pandas gives it a type, which is no reason to refuse rows, nor to make others text."""
-    missing = pd.Series([None], dtype="str"), pd.Series([float("nan")])
-    for options in (InferOptions(batch_size=1), InferOptions(batch_size=1, on_error="collect")):
-        for known, empty in ((pa.array([5]), missing[0]), (pa.array(["a"]), missing[1])):
-            waiting = [known, empty, known]
-            predictor = Predictor(lambda batch, waiting=waiting: waiting.pop(0), options)
-            column = predictor.run(pa.table({"x": [0, 1, 2]}), 0).columns["prediction"]
-            assert column.type == known.type
-            assert column.to_pylist() == [known[0].as_py(), None, known[0].as_py()]
+    *_, last = waiting = MISSING[name][:]
+    options = InferOptions(batch_size=1, on_error=on_error)
+    expected = [None if pd.isna(value_of(batch)) else value_of(batch) for batch in waiting]
+    predictor = Predictor(lambda batch: waiting.pop(0), options)
+    column = predictor.run(pa.table({"x": [0, 1, 2]}), 0).columns["prediction"]
+    assert column.to_pylist() == expected
+    assert last.null_count or column.type == last.type
 
 
 @pytest.mark.parametrize("on_error", ["fail", "collect"])
@@ -285,17 +299,6 @@ def test_a_column_of_nan_alone_has_the_type_of_other_rows(on_error: str) -> None
         shown = [str(value) for value in table["y"].to_pylist()]
         assert shown == [text if value == text else missing for value in order]
         assert not book.widened, "of a type that no value had"
-
-
-@pytest.mark.parametrize("kind", [pa.float64(), pa.int64(), pa.timestamp("us")], ids=str)
-def test_missing_values_of_any_type_have_the_type_of_other_rows(kind: pa.DataType) -> None:
-    """pandas gives a column of missing values a type."""
-    for late in (pa.array(["a"]), pa.array([dt.date(2026, 1, 1)]), pa.nulls(1, pa.string())):
-        waiting = [pa.nulls(1, kind), pa.nulls(1, pa.float64()), late]
-        predictor = Predictor(lambda batch, left=waiting: left.pop(0), InferOptions(batch_size=1))
-        column = predictor.run(pa.table({"x": [0, 1, 2]}), 0).columns["prediction"]
-        assert column.to_pylist() == [None, None, late[0].as_py()]
-        assert late.null_count or column.type == late.type
 
 
 @pytest.mark.parametrize(("early", "late"), LATE.values(), ids=LATE)

@@ -1194,6 +1194,16 @@ def test_arrays_may_be_written(shape: str) -> None:
         assert set(run(predict, pa.table(columns)).column(0).to_pylist()) <= {0, 1, 2}
 
 
+LABELS = (
+    pd.Index([False, True]),
+    pd.CategoricalIndex(["b", "a"]),
+    pd.Index([b"b", b"a"]),
+    pd.period_range("2026-01", periods=2, freq="M"),
+    pd.Index([1.5, None]),
+    pd.date_range("2026-01-01", periods=2, tz="Europe/Berlin"),
+)
+
+
 @pytest.mark.parametrize(
     "frame",
     [
@@ -1204,8 +1214,12 @@ def test_arrays_may_be_written(shape: str) -> None:
         pd.DataFrame({"a": pd.array([1, 2, 3], "int64[pyarrow]")}),
         pd.DataFrame({"a": [1, 2, 3], "b": [1.0, 2.0, 3.0]}),
         pd.DataFrame({"a": [True, False, True]}),
+        *(pd.DataFrame(np.arange(6.0).reshape(3, 2), columns=labels) for labels in LABELS),
     ],
-    ids=["floats", "int labels", "named labels", "nullable", "arrow", "mixed", "truth"],
+    ids=[
+        *("floats", "int labels", "named labels", "nullable", "arrow", "mixed", "truth"),
+        *(f"{labels.dtype} labels" for labels in LABELS),
+    ],
 )
 def test_labels_dtypes_and_attrs_of_pandas_come_through(frame: pd.DataFrame) -> None:
     frame = frame.copy()
@@ -1221,27 +1235,6 @@ def test_labels_dtypes_and_attrs_of_pandas_come_through(frame: pd.DataFrame) -> 
     predictor.run(chunk, 0)
     assert [batch.attrs for batch in held] == [frame.attrs] * 2
     pd.testing.assert_frame_equal(pd.concat(held), frame)
-
-
-@pytest.mark.parametrize(
-    "labels",
-    [
-        pd.Index([False, True]), pd.CategoricalIndex(["b", "a"]), pd.Index([b"b", b"a"]),
-        pd.period_range("2026-01", periods=2, freq="M"), pd.Index([1.5, None]),
-        pd.date_range("2026-01-01", periods=2, tz="Europe/Berlin"),
-    ],
-    ids=lambda labels: str(labels.dtype),
-)  # fmt: skip
-def test_labels_come_through(labels: pd.Index) -> None:
-    (chunk,) = PandasSource(pd.DataFrame([[1.0, 2.0]], columns=labels)).chunks(batch_size=3)
-    held: list[pd.Index] = []
-
-    def predict(batch: pd.DataFrame) -> Any:
-        held.append(batch.columns)
-        return [0] * len(batch)
-
-    Predictor(predict, InferOptions()).run(chunk, 0)
-    assert held[0].equals(labels)
 
 
 @pytest.mark.parametrize("on_error", ["fail", "null"])
