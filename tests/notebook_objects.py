@@ -8,11 +8,9 @@ from __future__ import annotations
 from importlib.util import find_spec
 
 IMPORTS = """
-import abc, argparse, array, asyncio, collections, collections.abc, concurrent.futures
-import contextlib, copy, dataclasses, datetime, decimal, enum, functools, hashlib, inspect, io
-import json, logging, multiprocessing, operator, os, os.path, queue, random, re, string
-import struct, subprocess, sys, tempfile, threading, traceback, types, typing, weakref
-import zipfile, zoneinfo
+import asyncio, collections, collections.abc, concurrent.futures, contextlib, copy, dataclasses
+import enum, functools, hashlib, io, json, logging, multiprocessing, os, os.path, queue, random
+import re, struct, subprocess, sys, threading, types, typing, weakref, zipfile
 import numpy as np, pandas as pd, polars as pl, pyarrow as pa, torch, torch.fx
 import torch.utils.data
 k = 3
@@ -20,34 +18,8 @@ k = 3
 """First cell of the notebook."""
 
 _PYTHON = r"""
-x = 2**200, -0.0, float('inf'), 1j, True, None, ..., NotImplemented
--> x
-
-x = 'ä', '\ud800', b'b', bytearray(b'c'), range(9, 0, -2), slice(1, None)
--> repr(x)
-
-x = []; x.append(x)
--> x[0] is x
-
 x = {}; x['x'] = (x, [x])
 -> x['x'][0] is x, x['x'][1][0] is x
-
-y = [1]; x = {'a': y, 'b': y}
--> x['a'].append(2)
--> x, y
-
-x = {frozenset({1}): {2, 3}}, frozenset()
--> x
-
-x = {'a': 1}; y = x
--> y['b'] = 2
--> x
-
-x = sys.maxsize, sys.version_info, sys.flags
--> x[1] is sys.version_info, x[0]
-
-x = object()
--> type(x)
 
 x = object(); y = {'key': x}
 -> y['key'] is x
@@ -57,15 +29,6 @@ x = print, len, [].append, str.upper, dict.fromkeys
 
 x = int, list[int], dict[str, int], int | None, tuple[int, ...]
 -> x
-
-x = typing.Optional[int], typing.Callable[[int], str], typing.Literal['a']
--> repr(x)
-
-x = typing.TypeVar('x')
--> x.__name__, x.__constraints__
-
-x = typing.NewType('x', int)
--> x(3), x.__name__, x.__supertype__
 
 x = typing.ParamSpec('x', bound=list)
 -> x.__name__, x.__bound__, x.__module__
@@ -85,42 +48,14 @@ class x(typing.Protocol):
     def m(self): ...
 -> x.__name__, issubclass(x, typing.Protocol)
 
-T = typing.TypeVar('T')
-class x(typing.Generic[T]):
-    v = 1
--> x[int]().v, x.__parameters__ == (T,)
-
-class x(typing.NamedTuple):
-    a: int
-    b: str = 'b'
--> x(1), x(1)._asdict(), x._fields
-
-x = collections.namedtuple('x', 'a b', defaults=[2])
--> x(1), x(1)._replace(b=3)
-
 P = collections.namedtuple('Q', 'a'); x = P(1)
 -> x.a, type(x) is P
-
-x = collections.OrderedDict(b=1, a=2); x.move_to_end('b')
--> list(x.items())
 
 x = collections.defaultdict(lambda: [k]); k = 5
 -> x['new'], len(x)
 
-x = collections.deque([1, 2, 3], maxlen=3); x.append(4)
--> list(x), x.maxlen
-
-x = types.SimpleNamespace(a=1); x.me = x
--> x.a, x.me is x
-
 x = types.MappingProxyType({'a': 1})
 -> x['a'], type(x).__name__
-
-x = array.array('d', [1, 2])
--> x.tolist(), x.typecode
-
-x = enum.Enum('x', 'A B')
--> x.A, x['B'].value, list(x)
 
 class x(enum.IntFlag):
     A = 1
@@ -131,44 +66,14 @@ class x(enum.Enum):
     A = 'a'
     def up(self): return self.value.upper()
 -> x.A.up(), x('a') is x.A
-
-class E(enum.Enum):
-    A = 1
-x = {E.A: 1}
--> x[E.A], E.A in x
-
-class x(enum.StrEnum):
-    A = enum.auto()
--> x.A == 'a'
 """
 
 _DATA = r"""
-@dataclasses.dataclass
-class P:
-    a: int
-    b: list = dataclasses.field(default_factory=list)
-x = P(1)
--> x, x == P(1), dataclasses.asdict(x)
-
 @dataclasses.dataclass(frozen=True, slots=True)
 class P:
     a: int = 1
 x = {P(): 2}
 -> x[P()], repr(x)
-
-@dataclasses.dataclass(order=True, kw_only=True)
-class P:
-    a: int
-x = P(a=1)
--> x < P(a=2)
-
-@dataclasses.dataclass
-class P:
-    a: dataclasses.InitVar[int]
-    def __post_init__(self, a): self.b = a * k
-k = 3
-x = P(2)
--> x.b, P(3).b
 
 @dataclasses.dataclass
 class A:
@@ -178,9 +83,6 @@ class B(A):
     b: 'A' = None
 x = B(b=A())
 -> x, dataclasses.fields(x)[1].name
-
-x = dataclasses.make_dataclass('x', ['a', ('b', int, 2)])
--> repr(x(1))
 
 import attr
 @attr.s(auto_attribs=True)
@@ -196,23 +98,6 @@ class P:
 x = P(4)
 -> x, attrs.evolve(x, a=5), hash(x) == hash(P(4))
 
-import attrs
-@attrs.define
-class A:
-    a: int = 1
-@attrs.define
-class B(A):
-    b: int = attrs.Factory(lambda self: self.a + 1, takes_self=True)
-x = B(3)
--> x.b, attrs.asdict(x)
-
-import pydantic
-class P(pydantic.BaseModel):
-    a: int = 1
-    b: list[str] = []
-x = P(a='3')
--> x.a, x.model_dump(), x == P(a=3)
-
 import pydantic
 class A(pydantic.BaseModel):
     a: int = pydantic.Field(1, gt=0)
@@ -221,63 +106,15 @@ class B(pydantic.BaseModel):
 x = B(a={'a': 2})
 -> x.a.a, B.model_validate({'a': {'a': 3}}).a.a
 
-class x(dict):
-    __getattr__ = dict.get
-    __setattr__ = dict.__setitem__
-x = x(a=1)
--> x.a, x.b, x.__class__.__name__
-
-class D(dict):
-    def __init__(self, **k): super().__init__(k); self.__dict__ = self
-x = D(a=1)
--> x.b = 2
--> x['b'], x.a, x.__dict__ is x
-
-class D(dict):
-    def __missing__(self, key): return [key]
-x = D(a=1)
--> x['b'], x
-
 class L(list):
     def first(self): return self[0]
 x = L([1, 2]); x.tag = 't'
 -> x.first(), x.tag, x[:]
 
-class T(tuple):
-    def __new__(cls, *a): return super().__new__(cls, a)
-x = T(1, 2)
--> x, type(x) is T
-
-class S(str): unit = 'm'
-x = S('5')
--> x + '1', x.unit, type(x) is S
-
-class I(int):
-    def __add__(self, o): return I(int(self) + o + 1)
-x = I(1)
--> x + 1
-
-class P:
-    __slots__ = ('a', '__weakref__')
-x = P(); x.a = 1
--> x.a, hasattr(x, '__dict__'), weakref.ref(x)() is x
-
-class P:
-    def __init__(self, i): self.i = i
-    def __getattr__(self, n): return getattr(self.i, n)
-x = P([1, 2])
--> x.count(1), x.i
-
 class P:
     def __getstate__(self): return {'a': 5}
 x = P(); x.a = 1
 -> x.a > 0
-
-class P:
-    def __reduce__(self): return P, ()
-    v = 3
-x = P()
--> x.v, type(x) is P
 
 class P:
     def __init__(self, a): self.a = a
@@ -309,12 +146,6 @@ class D:
 class x: a = D()
 -> x.a, vars(x)['a'].n
 
-class B:
-    subs = []
-    def __init_subclass__(cls, **k): B.subs.append(cls.__name__)
-class x(B): pass
--> B.subs
-
 class A:
     def f(self): return [A]
 class B(A):
@@ -327,14 +158,6 @@ class x:
         class z: v = 1
 y = x.y.z()
 -> y.v, type(y) is x.y.z, type(y).__qualname__
-
-import abc
-class A(abc.ABC):
-    @abc.abstractmethod
-    def f(self): ...
-class x(A):
-    def f(self): return 1
--> x().f(), A.__abstractmethods__
 
 class x:
     @staticmethod
@@ -351,38 +174,12 @@ class x:
 x = x()
 -> x.p is x.p, x.p
 
-class P:
-    state = {}
-    def __init__(self): self.__dict__ = self.state
-x, y = P(), P()
--> x.a = 1
--> y.a
-
-class N:
-    def __init__(self): self.children = []
-x = N(); x.children.append(N()); x.children[0].parent = x
--> x.children[0].parent is x
-
 x = n = []
 for _ in range(400): n.append([]); n = n[0]
 -> str(x).count('[')
 """
 
 _FUNCTIONS = r"""
-x = lambda a, *b, k=2, **c: (a, b, k, c)
--> x(1, 2, z=3)
-
-x = [lambda: i for i in range(3)]
--> [f() for f in x]
-
-x = [lambda i=i: i for i in range(3)]
--> [f() for f in x]
-
-fs = []
-for i in range(3): fs.append(lambda: i)
-x = fs
--> [f() for f in x], i
-
 def make():
     n = 0
     def up():
@@ -394,9 +191,6 @@ def make():
 x, y = make()
 -> x(), x(), y()
 
-def x(n): return n * x(n - 1) if n else 1
--> x(5)
-
 def a(n): return b(n)
 def b(n): return a(n - 1) if n else 'end'
 x = a
@@ -406,36 +200,13 @@ def x(a: int = k, *, b: 'str' = 'c') -> list: 'doc'
 x.tag = 1
 -> x.__annotations__, x.__doc__, x.tag, x.__defaults__
 
-x = functools.partial(int, base=2)
--> x('11'), x.keywords
-
 def f(a, b): return a - b
 x = functools.partial(functools.partial(f, 9), b=k)
 -> x()
 
-class C:
-    def m(self, a): return self.v + a
-    p = functools.partialmethod(m, 5)
-    v = 1
-x = C()
--> x.p()
-
-@functools.cache
-def x(a): return [a]
-x(1)
--> x(2) is x(2), x(1)
-
 @functools.lru_cache(maxsize=1)
 def x(a): return [a, k]
 -> x(1), x.cache_info().maxsize, x.cache_parameters()
-
-@functools.singledispatch
-def x(a): return 'any'
-@x.register
-def _(a: int): return 'int'
-@x.register(list)
-def _(a): return x(a[0])
--> x(1), x([1]), x('')
 
 class C:
     @functools.singledispatchmethod
@@ -453,29 +224,10 @@ def d(f):
 def x(a): 'doc'; return a
 -> x(1), x.__name__, x.__doc__, x.__wrapped__(2)
 
-class D:
-    def __init__(self, f): self.f = f
-    def __call__(self, *a): return self.f(*a), k
-@D
-def x(a): return a
--> x(1)
-
 @contextlib.contextmanager
 def x(): yield k
 -> with x() as v: pass
 -> v
-
-x = contextlib.nullcontext(3), contextlib.suppress(KeyError)
--> with x[0] as v, x[1]: {}[1]
--> v
-
-x = operator.itemgetter(1), operator.attrgetter('real'), operator.methodcaller('upper')
--> x[0]([1, 2]), x[1](3), x[2]('a')
-
-def x():
-    yield k
-    yield from range(2)
--> list(x())
 
 async def x(): return k
 -> await x()
@@ -484,36 +236,11 @@ async def x():
     yield k
 -> [v async for v in x()]
 
-names = {'__builtins__': __builtins__, 'q': 4}
-exec('def x(): return q', names); x = names['x']
--> x()
-
-x = 'abc'.upper, [3, 1].sort, {}.get
--> x[0](), x[2](1, 5)
-
-class C:
-    def __init__(self): self.f = lambda: self.v
-    v = 8
-x = C()
--> x.f()
-
 class C:
     def m(self): return self.v
 x = C(); x.v = 3; y = x.m
 -> x.v = 4
 -> y(), y.__self__ is x
-
-import numpy as np
-x = np.vectorize(lambda a: a + k)
--> x([1, 2]).tolist()
-
-from concurrent.futures import ThreadPoolExecutor as TPE
-def x(): return list(TPE(2).map(f, [1, 2]))
-def f(a): return a * k
--> x()
-
-x = string.Template('$a-$b'), '{:>{w}}'.format
--> x[0].substitute(a=1, b=2), x[1](1, w=3)
 
 def outer():
     class C:
@@ -522,38 +249,11 @@ def outer():
 x = outer()
 -> x().me() is x, x.__qualname__
 
-def outer():
-    class A: pass
-    class B(A):
-        def __init__(self): super().__init__(); self.v = 1
-    return A, B
-x, y = outer()
--> y().v, issubclass(y, x)
-
-x = copy.copy, json.dumps, os.path.join
--> x[1]([1]), x[2]('a', 'b')
-
-def x():
-    import json as j
-    return j.dumps(k)
--> x()
-
 def x(): return __name__, globals() is x.__globals__
 -> x()
-
-def f(): return g()
-def g(): return h
-h = 1; x = [f]; h = 2
--> x[0]()
 """
 
 _STANDARD = r"""
-x = datetime.datetime(2024, 3, 31, 2, 30, tzinfo=zoneinfo.ZoneInfo('Europe/Berlin'), fold=1)
--> x.isoformat(), x.tzname(), x.fold
-
-x = decimal.Decimal('1.10'), decimal.Decimal('NaN'), decimal.Context(prec=3)
--> repr(x)
-
 x = random.Random(3); x.random()
 -> x.random(), x.choice('abc')
 
@@ -564,16 +264,6 @@ class E(Exception):
     def __init__(self, code): super().__init__(f'code {code}'); self.code = code
 x = E(3)
 -> str(x), x.code
-
-class E(OSError):
-    def __init__(self, n, *, why): super().__init__(n, why); self.why = why
-x = E(2, why='gone')
--> x.errno, x.strerror, x.why, x.args
-
-class E(Exception):
-    def __init__(self, a, b): self.b = b
-x = E(1, b=2)
--> x.args, x.b, str(x)
 
 x = ExceptionGroup('g', [ValueError(1), KeyError('k')])
 -> x.message, repr(x.exceptions)
@@ -587,18 +277,10 @@ except Exception as error: x = error
 
 class C: v = 1
 y = C(); x = weakref.WeakSet([y])
--> y in x, len(x)
-
-class C: v = 1
-y = C(); x = weakref.WeakSet([y])
 -> [each.v for each in x]
 
 x = np.array([k, None], object); x.flags.writeable = False
 -> x.tolist(), x.flags.writeable
-
-class C: v = 1
-y = C(); x = weakref.proxy(y)
--> x.v
 
 class C: v = 1
 y = C(); gone = C(); x = weakref.ref(y), weakref.ref(gone, print); del gone
@@ -611,20 +293,8 @@ y = C(); x = weakref.WeakValueDictionary(a=y), weakref.WeakKeyDictionary({y: 2})
 x = logging.getLogger('mine.part')
 -> x.name, x is logging.getLogger('mine.part')
 
-x = argparse.ArgumentParser(prog='p'); x.add_argument('--lr', type=float, default=k)
--> x.parse_args(['--lr', '2']).lr, x.parse_args([]).lr
-
-x = io.StringIO('text'); x.read(2)
--> x.read(), x.getvalue()
-
-x = io.BytesIO(b'text'); x.read(2)
--> x.read(), x.getvalue()
-
 x = sys.stdout, sys.stderr
 -> x[0] is sys.stdout, x[1] is sys.stderr
-
-x = inspect.signature(lambda a, b=1: 0)
--> str(x), list(x.parameters)
 
 x = types.ModuleType('mine'); x.v = 3
 -> x.v, x.__name__
@@ -634,60 +304,14 @@ x = json, os.path, collections.abc
 """
 
 _ARRAYS = r"""
-x = np.arange(6).reshape(2, 3)
--> x.tolist(), x.dtype, x.flags.writeable
-
-x = np.float32(1.5), np.int8(3), np.datetime64('2024-01-01'), np.bool_(True), np.str_('s')
--> repr(x)
-
 x = np.zeros(0), np.zeros((3, 0)), np.array(5)
 -> [(a.shape, a.tolist()) for a in x]
 
 x = np.array(['a', None, 3], object)
 -> x.tolist()
 
-x = np.array(['ab', 'c']), np.array([b'q'])
--> x[0].tolist(), x[0].dtype.str, x[1].tolist()
-
-x = np.zeros(3, [('a', int), ('b', 'f4', 2)])
--> x['b'][1] = 5
--> x.tolist(), x.dtype.names
-
-x = np.rec.array([(1, 'a')], names='n,s')
--> x.n[0], x[0].s
-
-x = np.ma.array([1, 2], mask=[0, 1])
--> x.sum(), x.mask.tolist()
-
-x = np.matrix([[1, 2]])
--> (x * x.T).tolist(), type(x).__name__
-
-a = np.zeros(10); x = a[2:5]; y = a[::-1]
--> x[:] = 1
--> a.tolist(), y.tolist()
-
-a = np.zeros(20_000); x = a[5:9], a[7:20]
--> x[0][:] = 1
--> x[1].tolist()
-
-x = np.zeros((1000, 1000))[3]
--> x.shape, x.sum()
-
-x = np.broadcast_to(np.arange(3), (100_000, 3))
--> x.shape, x.strides, x[7].tolist(), x.flags.writeable
-
-x = np.arange(4); x.flags.writeable = False
--> x.flags.writeable, x.tolist()
-
-x = np.asfortranarray(np.arange(6).reshape(2, 3))
--> x.flags.f_contiguous, x.tolist()
-
 x = np.arange(10)[::3].astype('>i4')
 -> x.dtype.str, x.tolist()
-
-class A(np.ndarray): pass
-x = np.arange(3).view(A)
--> type(x) is A, x.tolist()
 
 x = np.random.default_rng(3); x.random()
 -> x.random(), x.integers(9)
@@ -695,69 +319,17 @@ x = np.random.default_rng(3); x.random()
 x = np.random.RandomState(3); x.rand()
 -> x.rand()
 
-x = np.random.SeedSequence(3)
--> x.generate_state(2).tolist()
-
 x = np.dtype('f4'), np.float32, np.newaxis, np.sin
 -> x[0], x[1](2), x[3](0.0)
-
-x = np.poly1d([1, 2])
--> x(3)
-
-x = np.nditer([1, 2]).itersize
--> x
-
-x = np.lib.stride_tricks.sliding_window_view(np.arange(5000), 4)
--> x.shape, x[9].tolist()
-
-x = [np.arange(3)] * 2
--> x[0][0] = 9
--> x[1].tolist(), x[0] is x[1]
-
-x = np.memmap(tempfile.TemporaryFile(), float, 'w+', shape=(3,)); x[:] = 2
--> x.tolist()
-
-x = np.finfo(np.float32).eps, np.iinfo('i2').max
--> repr(x)
 """
 
 _TORCH = r"""
-x = torch.arange(6).view(2, 3)
--> x.tolist(), x.dtype, x.stride()
-
 x = torch.ones(2, requires_grad=True)
 -> (x * 2).sum().backward()
 -> x.grad.tolist(), x.is_leaf
 
-x = torch.ones(1, requires_grad=True) * 2
--> x.tolist(), x.requires_grad
-
-a = np.zeros(9); x = torch.from_numpy(a)
--> x[:] = 1
--> a.tolist()
-
-a = torch.zeros(9); x = a.numpy()
--> x[:] = 1
--> a.tolist()
-
-a = torch.zeros(9); x = a[2:5], a.view(3, 3).t()
--> x[0][:] = 1
--> a.tolist(), x[1].tolist(), x[1].stride()
-
-x = torch.zeros(1000, 1000)[3]
--> x.shape, x.sum().item()
-
-x = torch.ones(3).expand(10_000, 3)
--> x.shape, x.stride()
-
-x = torch.tensor([1.0]).to(torch.bfloat16), torch.tensor([1], dtype=torch.uint16)
--> [(t.dtype, t.tolist()) for t in x]
-
 x = torch.tensor([1 + 2j]).conj(), torch.tensor([1j]).imag
 -> x[0].tolist(), x[0].is_conj(), x[1].tolist()
-
-x = torch.nested.nested_tensor([torch.ones(1), torch.ones(2)])
--> [each.tolist() for each in x.unbind()]
 
 x = torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()
 -> [t.to_dense().tolist() for t in x]
@@ -765,14 +337,8 @@ x = torch.eye(3).to_sparse(), torch.eye(3).to_sparse_csr()
 x = torch.quantize_per_tensor(torch.ones(2), 0.5, 0, torch.qint8)
 -> x.dequantize().tolist()
 
-x = torch.zeros(2, 3, 4, 5).to(memory_format=torch.channels_last)
--> x.is_contiguous(memory_format=torch.channels_last)
-
 x = torch.float32, torch.device('cpu'), torch.Size([1, 2]), torch.strided
 -> x
-
-x = torch.zeros(2, device='meta')
--> x.device, x.shape
 
 x = torch.Generator().manual_seed(3); torch.rand(1, generator=x)
 -> torch.rand(2, generator=x).tolist()
@@ -787,11 +353,6 @@ x(torch.ones(2)).sum().backward()
 y.step()
 -> all(a is b for a, b in zip(x.parameters(), y.param_groups[0]['params']))
 
-x = torch.nn.Linear(2, 2); y = torch.optim.Adam(x.parameters())
-x(torch.ones(2)).sum().backward()
-y.step()
--> [v['step'].item() for v in y.state.values()]
-
 x = torch.nn.Linear(2, 2); x.other = torch.nn.Linear(2, 2); x.other.weight = x.weight
 -> x.weight is x.other.weight
 
@@ -804,17 +365,11 @@ class N(torch.nn.Module):
 x = N().eval()
 -> x(torch.ones(2)).shape, x.training, list(x.state_dict()), x.b.item()
 
-x = torch.nn.utils.weight_norm(torch.nn.Linear(2, 2)).eval()
--> x(torch.ones(2)).tolist()
-
 x = torch.nn.utils.spectral_norm(torch.nn.Linear(2, 2)).eval()
 -> x(torch.ones(2)).tolist()
 
 x = torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(2, 2)).eval()
 -> x(torch.ones(2)).tolist(), type(x).__name__
-
-x = torch.nn.utils.parametrizations.spectral_norm(torch.nn.Linear(2, 2)).eval()
--> x(torch.ones(2)).tolist()
 
 x = torch.nn.Sequential(torch.nn.utils.parametrizations.orthogonal(torch.nn.Linear(2, 2))).eval()
 -> x(torch.ones(2)).tolist()
@@ -868,9 +423,6 @@ x = torch.optim.lr_scheduler.LambdaLR(y, lambda e: 1 / (e + k))
 x = torch.optim.swa_utils.AveragedModel(torch.nn.Linear(1, 1))
 -> x.n_averaged.item(), x(torch.ones(1)).shape
 
-x = torch.amp.GradScaler('cpu', enabled=False)
--> x.is_enabled()
-
 d = torch.utils.data.TensorDataset(torch.arange(4)); x = torch.utils.data.DataLoader(d, 2)
 -> [b[0].tolist() for b in x]
 
@@ -882,20 +434,6 @@ class D(torch.utils.data.Dataset):
     def __len__(self): return 3
     def __getitem__(self, i): return i * k
 x = torch.utils.data.DataLoader(D(), 3, collate_fn=lambda b: b)
--> list(x)
-
-class D(torch.utils.data.IterableDataset):
-    def __iter__(self): return iter(range(k))
-x = D()
--> list(x)
-
-x = torch.utils.data.random_split(range(4), [2, 2], torch.Generator().manual_seed(1))
--> [list(s) for s in x]
-
-x = torch.utils.data.WeightedRandomSampler([1.0, 0.0], 3)
--> list(x)
-
-x = torch.utils.data.Subset(list('abc'), [2, 0])
 -> list(x)
 
 x = torch.distributions.Normal(torch.zeros(1), torch.ones(1))
@@ -910,40 +448,13 @@ x = F.apply
 -> v = torch.ones(1, requires_grad=True); x(v).backward()
 -> v.grad.item()
 
-x = torch.nn.functional.relu, torch.nn.CrossEntropyLoss(weight=torch.ones(2))
--> x[0](torch.tensor([-1.0])).tolist(), x[1].weight.tolist()
-
 x = copy.deepcopy(torch.nn.LSTM(2, 3)).eval()
 -> x(torch.ones(1, 1, 2))[0].shape, x._flat_weights[0] is x.weight_ih_l0
-
-x = torch.nn.ParameterDict({'a': torch.ones(1)}), torch.nn.ModuleDict({'b': torch.nn.ReLU()})
--> x[0]['a'].tolist(), list(x[1])
-
-x = torch.nn.LazyLinear(2)
--> x(torch.ones(1, 3)).shape
-
-x = torch.vmap(lambda a: a * k)
--> x(torch.ones(2)).tolist()
-
-x = torch.nn.Linear(2, 2).half().state_dict()
--> [v.dtype for v in x.values()], type(x).__name__
-
-x = torch.nn.utils.rnn.pack_sequence([torch.ones(2), torch.ones(1)])
--> x.data.tolist(), x.batch_sizes.tolist()
 """
 
 _TABLES = r"""
 x = pd.DataFrame({'a': [1, 2], 'b': ['u', None]}, index=['r', 's'])
 -> repr(x), x.dtypes.astype(str).tolist()
-
-x = pd.DataFrame({'a': pd.Categorical(['u', 'v'], ['v', 'u'], ordered=True)})
--> x.a.cat.categories.tolist(), x.a.max()
-
-x = pd.Series(pd.to_datetime(['2024-01-01']).tz_localize('Europe/Berlin'))
--> x.dt.tz, x.tolist()
-
-x = pd.Series([1, None], dtype='Int64'), pd.Series(['a'], dtype='string')
--> repr(x)
 
 x = pd.Series([1, 2], dtype='int64[pyarrow]')
 -> x.sum(), str(x.dtype)
@@ -954,20 +465,11 @@ x = pd.MultiIndex.from_product([['a', 'b'], [1, 2]], names=['l', 'n'])
 x = pd.DataFrame({'a': [1, 1, 2]}).groupby('a')
 -> x.size().to_dict()
 
-x = pd.Series([1, 2, 3]).rolling(2)
--> x.sum().tolist()[1:]
-
 x = pd.Timestamp('2024-01-01', tz='UTC'), pd.Timedelta('1D'), pd.NaT, pd.NA, pd.Period('2024-01')
 -> repr(x)
 
 x = struct.Struct('<if'), torch.finfo(torch.bfloat16), torch.iinfo(torch.int8)
 -> x[0].size, x[1], x[2]
-
-x = pd.Interval(1, 2), pd.DateOffset(months=1), pd.tseries.offsets.BDay(2)
--> repr(x)
-
-a = pd.DataFrame({'a': [1, 2]}); x = a.attrs; x['unit'] = 'm'
--> a.attrs, x
 
 class D(pd.DataFrame):
     _metadata = ['tag']
@@ -991,21 +493,12 @@ x = pl.col('a') * 2, pl.Series('s', [1, 2]), pl.Int8, pl.Enum(['a'])
 x = pa.table({'a': [1, 2], 'b': [['x'], None]})
 -> x.to_pylist(), str(x.schema)
 
-x = pa.array([1, None]), pa.scalar(3), pa.chunked_array([[1], [2]]), pa.schema([('a', pa.int8())])
--> [v.to_pylist() for v in (x[0], x[2])], x[1].as_py(), str(x[3])
-
-x = pa.record_batch({'a': [1]}), pa.array(['u', 'u']).dictionary_encode()
--> x[0].to_pylist(), x[1].to_pylist()
-
 x = pa.array(np.arange(100_000))[5:8]
 -> x.to_pylist()
 
 import pyarrow.compute as pc
 x = pc.field('a') > 1
 -> pa.table({'a': [1, 2]}).filter(x).to_pylist()
-
-x = pa.fixed_shape_tensor(pa.float32(), [2]), pa.timestamp('us', 'UTC')
--> str(x[0]), str(x[1])
 
 from sklearn.linear_model import LogisticRegression
 x = LogisticRegression().fit([[0], [1]], [0, 1])
@@ -1015,16 +508,6 @@ from sklearn.pipeline import make_pipeline
 from sklearn.preprocessing import StandardScaler, FunctionTransformer
 x = make_pipeline(StandardScaler(), FunctionTransformer(lambda v: v * k)).fit([[0], [2]])
 -> x.transform([[4]]).tolist()
-
-from sklearn.base import BaseEstimator
-class E(BaseEstimator):
-    def __init__(self, a=1): self.a = a
-x = E(2)
--> x.get_params(), repr(x)
-
-from sklearn.utils import Bunch
-x = Bunch(data=[1], me='a')
--> x.data, x['me']
 
 from tqdm import tqdm
 x = tqdm
