@@ -260,7 +260,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             "attributes": dict(func.__dict__),
             "slots": self._function_slots(func),
             "cells": self._cell_contents(func),
-            "globals": self.globals_for(func) if home == "__main__" else {},
+            "globals": self.globals_for(func) if home == "__main__" else _generated_imports(func),
         }
         return reducers.restore_function, args, state, None, None, reducers.restore_function_state
 
@@ -500,6 +500,17 @@ def own_globals(func: types.FunctionType) -> dict[str, Any]:
         return {}
     names = (name for name in global_names(func.__code__) if name in func.__globals__)
     return {name: func.__globals__[name] for name in names}
+
+
+def _generated_imports(func: types.FunctionType) -> dict[str, Any]:
+    """Return the modules that ``func`` reads under names which no source can have: ``@pytest_ar``.
+
+    pytest imports them into a module whose assertions it rewrites; the reader imports its source as it is.
+    """
+    names = (name for name in global_names(func.__code__) if not name.isidentifier())
+    found = {name: func.__globals__.get(name) for name in names}
+    modules = {name: one for name, one in found.items() if type(one) is types.ModuleType}
+    return {name: reducers.ImportedOnUse(one.__name__) for name, one in modules.items()}
 
 
 def _is_of_class_method(func: types.FunctionType) -> bool:

@@ -135,6 +135,25 @@ def restore_module_state(module: types.ModuleType, attributes: dict[str, Any]) -
     vars(module).update(attributes)
 
 
+class ImportedOnUse:
+    """Stands for a module by which generated code explains why an assertion fails.
+
+    Where there is no such module, its functions return empty texts.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImportedOnUse, (self._name,)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return getattr(importlib.import_module(self._name), name)
+        except ModuleNotFoundError:
+            return lambda *args: ""
+
+
 def restore_function(
     code: types.CodeType,
     home: str | types.ModuleType,

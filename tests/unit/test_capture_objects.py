@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import weakref
 from pathlib import Path
 from typing import Any
@@ -60,6 +61,25 @@ def test_functions_made_by_exec_share_their_own_globals(notebook: Notebook) -> N
         f, g = names["f"], names["g"]
     """)
     assert inline(notebook.capture("f(), g(), f(), k")) == (5, 6, 6, 1)
+
+
+@pytest.mark.parametrize(
+    ("hidden", "text"), [("none", "low\nassert 1 == 2"), ("_pytest.assertion.rewrite", "")]
+)
+def test_assertions_that_pytest_has_rewritten(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, hidden: str, text: str
+) -> None:
+    code = "def made():\n    def f(x):\n        assert x == 2, 'low'\n    return f\n"
+    write(tmp_path, {"test_checks.py": code})
+    notebook.cell(f"import sys; sys.path.insert(0, {str(tmp_path)!r})\nimport test_checks")
+    notebook.cell("f = test_checks.made()")
+    captured = notebook.capture("f(1)")
+    for name in ("@pytest_ar", "@py_builtins"):  # a rank imports the source as it is
+        del vars(notebook.names["test_checks"])[name]
+    monkeypatch.setitem(sys.modules, hidden, None)
+    with pytest.raises(AssertionError) as caught:
+        inline(captured)
+    assert str(caught.value) == text
 
 
 def test_modules_that_cannot_be_imported(notebook: Notebook, tmp_path: Path) -> None:
