@@ -220,6 +220,8 @@ class CapturePickler(Pickler):
         reduced = super().reducer_override(obj)
         if reduced is NotImplemented and issubclass(type(obj), _NAMED):
             module = getattr(obj, "__module__", None)
+            if module == "__mp_main__":
+                _refuse_definition_of_child(obj)
             if isinstance(module, str):
                 self.modules.add(module)
         return reduced
@@ -561,3 +563,13 @@ def _refuse_spark_object(obj: Any) -> Any:
         kind, "use Spark in the notebook and send only the data that the ranks need"
     )
     raise RefusedError(obj, f"a {kind} exists only in the notebook's process", remedy)
+
+
+def _refuse_definition_of_child(obj: Any) -> None:
+    """Refuse what multiprocessing has run the main script again for: ranks do not have that module."""
+    name = obj.__qualname__
+    raise RefusedError(
+        obj,
+        f"{name} is defined in the main script, which is not `__main__` in this process of multiprocessing",
+        f"define {name} in a module and import it, or call hm.run in the main process",
+    )

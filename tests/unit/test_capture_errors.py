@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 import pytest
 
-from hydrogen_magic.capture import capture_script
+from hydrogen_magic.capture import capture_call, capture_script
 from hydrogen_magic.errors import CaptureError
 from tests.capture_rig import Notebook, inline
 
@@ -141,6 +142,18 @@ UNPICKLABLE = {
         "OSError: no",
     ),
 }
+
+
+def test_definitions_of_the_main_script_in_a_spawned_process(
+    notebook: Notebook, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """multiprocessing names its main module ``__mp_main__`` there."""
+    monkeypatch.setitem(sys.modules, "__mp_main__", notebook.module)
+    notebook.cell("__name__ = '__mp_main__'\ndef work(): return 1\nclass Item: pass\nx = [Item()]")
+    for text, name in [("work()", "work"), ("x", "Item")]:
+        assert f"define {name} in a module and import it" in refusal(notebook, text)
+    with pytest.raises(CaptureError, match="define work in a module and import it"):
+        capture_call(notebook.names["work"], (), {})
 
 
 @pytest.mark.parametrize("setup", UNPICKLABLE)
