@@ -27,6 +27,7 @@ from typing import Any
 
 from hydrogen_magic.capture import params, saved_script
 from hydrogen_magic.capture.build import Builder
+from hydrogen_magic.capture.callers import code_of_callers
 from hydrogen_magic.capture.imports import Imports, imported_names
 from hydrogen_magic.capture.lines import cell_labels, python_lines
 from hydrogen_magic.capture.modules import (
@@ -130,7 +131,9 @@ def capture_call(
     call = (function, tuple(args), dict(kwargs))
     needs.add_reads(call)
     needs.check()
-    builder = Builder(needs, max_closure_bytes, ranks_have_gpu, session=session)
+    builder = Builder(
+        needs, max_closure_bytes, ranks_have_gpu, session=session, callers=code_of_callers(function)
+    )
     builder.add_names()
     builder.add_call(call)
     return builder.finish(ClosureManifest("call"), {})

@@ -13,6 +13,7 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.capture import params
+from hydrogen_magic.capture.callers import Code
 from hydrogen_magic.capture.fingerprint import digest_of
 from hydrogen_magic.capture.imports import Statement, slow_on_first_use, sources_of, used_submodules
 from hydrogen_magic.capture.module_objects import ModuleObject, module_objects
@@ -74,8 +75,9 @@ class Builder:
         scope: ScopeAnalysis | None = None,
         out: Sequence[str] = (),
         session: SessionCapture | None = None,
+        callers: Sequence[Code] = (),
     ) -> None:
-        """``session``: the session whose ranks run the cell."""
+        """``session``: the session whose ranks run the cell. ``callers``: code that may change modules."""
         self.needs = needs
         self.cell_modules = scope.modules if scope else ()
         self.cell_attributes = scope.attributes if scope else frozenset[str]()
@@ -97,7 +99,7 @@ class Builder:
         self._before = needs.copy()
         self._out = out
         self._settings = SortedSettings()
-        self._changes = ModuleChanges(needs.namespace, needs.imports)
+        self._changes = ModuleChanges(needs.namespace, needs.imports, callers)
         self._objects: list[ModuleObject] = []
         """Objects of local modules that the values refer to."""
         self.names: list[str] = []

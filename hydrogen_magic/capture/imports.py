@@ -55,6 +55,13 @@ class Statement:
         attribute = name if self.name == "*" else self.attribute
         return _attribute(module, attribute) is value
 
+    def value(self) -> Any:
+        """Return what it binds to its name, None if that is not loaded."""
+        if not self.attribute:
+            return sys.modules.get(self.module.partition(".")[0] if self.is_root else self.module)
+        submodule = sys.modules.get(f"{self.module}.{self.attribute}")
+        return names_of(self.module).get(self.attribute, submodule)
+
     def names(self) -> Iterable[str]:
         """Return the names that it binds."""
         if self.name != "*":
@@ -164,6 +171,16 @@ def _is_unused_code(statement: Statement) -> bool:
     if not local_paths(statement.module.partition(".")[0]):
         return False
     return bool(statement.attribute) or only_defines(statement.module)
+
+
+@functools.lru_cache(maxsize=4096)
+def import_statements(source: str) -> tuple[Statement, ...]:
+    """Return the import statements anywhere in ``source``: those of functions and of magics, too."""
+    nodes = [*ast.walk(syntax.parsed(source))]
+    calls = (node for node in nodes if isinstance(node, ast.Call))
+    inner = (code for call in calls for code in code_in_magics(call))
+    own = (statement for node in nodes for statement in _statements(node))
+    return (*own, *(found for code in inner for found in import_statements(code)))
 
 
 def imported_names(tree: ast.AST) -> frozenset[str]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from dataclasses import dataclass
 from typing import Any
 
+from hydrogen_magic.capture.callers import Code
 from hydrogen_magic.capture.imports import Imports, module_name, sources_of
 from hydrogen_magic.capture.values import CapturedItem
 from hydrogen_magic.core import syntax
@@ -67,15 +68,16 @@ def _changes_of(node: ast.AST) -> Iterator[_Change]:
     is_item = isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del))
     if is_attribute or is_item:
         yield from _change(node)
-    elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute):
-        if node.func.attr in _MUTATORS:
-            yield from _change(node.func.value, is_inside=True)
-    elif (
-        isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "setattr"
-    ):
-        owner, name = (node.args[0], node.args[1]) if len(node.args) == 3 else (node, node)
-        if isinstance(name, ast.Constant):
-            yield from _change(ast.Attribute(owner, str(name.value)))
+        return
+    match node:
+        case ast.Call(ast.Attribute(owner, attribute)) if attribute in _MUTATORS:
+            yield from _change(owner, is_inside=True)
+        case ast.Call(
+            ast.Name("setattr") | ast.Attribute(_, "setattr"), [owner, ast.Constant(name), _]
+        ):
+            yield from _change(ast.Attribute(owner, str(name)))
+        case ast.Call(ast.Attribute(_, "setitem"), [owner, item, _]):  # of pytest's monkeypatch
+            yield from _change(ast.Subscript(owner, item))
 
 
 def _change(node: ast.AST, is_inside: bool = False) -> Iterator[_Change]:
@@ -95,10 +97,11 @@ def _change(node: ast.AST, is_inside: bool = False) -> Iterator[_Change]:
 class ModuleChanges:
     """Attributes of modules and their classes that the notebook has changed."""
 
-    def __init__(self, namespace: Mapping[str, Any], imports: Imports) -> None:
-        self._namespace = namespace
-        self._imports = imports
-        self._cells = sources_of(namespace, imports)
+    def __init__(
+        self, namespace: Mapping[str, Any], imports: Imports, callers: Iterable[Code] = ()
+    ) -> None:
+        """``callers``: code that calls ranks; the cells of the notebook are looked at anyway."""
+        self._code = [Code(sources_of(namespace, imports), namespace), *callers]
 
     def find(
         self,
@@ -131,41 +134,56 @@ class ModuleChanges:
         return {(one.module, one.key) for one in found}
 
     def _by_statements(self) -> Iterator[Setting]:
-        changes = dict.fromkeys(c for source in self._cells for c in _changes_in(source))
-        for change in changes:
-            for home, path in self._places(change):
-                try:
-                    value: Any = functools.reduce(_part, path, sys.modules[home])
-                except Exception:  # deleted since, or never executed; properties may raise anything
-                    continue
-                if str(type(value).__module__).partition(".")[0] in _OF_PROVIDERS:
-                    continue
-                if change.is_inside and not _is_container(value):
-                    value = _UNSENT
-                if value is not _UNSENT or change.is_item:
-                    provider = "attribute" if change.is_inside else "assignment"
-                    yield Setting(provider, home, ".".join(path), value)
+        for code in self._code:
+            for change in dict.fromkeys(c for source in code.sources for c in _changes_in(source)):
+                for home, path in _places(change, code):
+                    yield from _as_it_is(change, home, path, code.is_on_ranks)
 
-    def _places(self, change: _Change) -> Iterator[tuple[str, list[str]]]:
-        """Yield the module and the attributes below it that lead to a changed object."""
-        value: Any = self._namespace.get(change.root)
-        path = list(change.path)
-        if issubclass(type(value), types.ModuleType):
-            while path and issubclass(
-                type(inner := _contents(value).get(path[0])), types.ModuleType
-            ):
-                value = inner
-                del path[0]
-            name = module_name(value)
-            if name and path:
-                yield name, path
-        elif issubclass(type(value), type) and not is_main(value):
-            if path:
-                yield value.__module__, [*value.__qualname__.split("."), *path]
-        elif not is_main(type(value)):
-            for statement in self._imports.giving(change.root, value):
-                if statement.attribute:
-                    yield statement.module, [statement.attribute, *path]
+
+def _as_it_is(change: _Change, home: str, path: list[str], is_on_ranks: bool) -> Iterator[Setting]:
+    """Yield the present value of what was changed, if it can be sent or if that is worth a note."""
+    try:
+        value: Any = functools.reduce(_part, path, sys.modules[home])
+    except Exception:  # deleted since, or never executed; properties may raise anything
+        return
+    package = str(type(value).__module__).partition(".")[0]
+    if package in _OF_PROVIDERS or _is_original(value, home, path):
+        return
+    is_sent = not change.is_inside or _is_container(value)
+    if is_sent or change.is_item:
+        is_sent = is_sent and (is_on_ranks or is_plain(value))
+        provider = "attribute" if change.is_inside or not is_sent else "assignment"
+        yield Setting(provider, home, ".".join(path), value if is_sent else _UNSENT)
+
+
+def _places(change: _Change, code: Code) -> Iterator[tuple[str, list[str]]]:
+    """Yield the module and the attributes below it that lead to a changed object."""
+    value = code.value_of(change.root)
+    path = list(change.path)
+    if issubclass(type(value), types.ModuleType):
+        while path and issubclass(type(inner := _contents(value).get(path[0])), types.ModuleType):
+            value = inner
+            del path[0]
+        name = module_name(value)
+        if name and path:
+            yield name, path
+    elif issubclass(type(value), type) and not is_main(value):
+        if path:
+            yield value.__module__, [*value.__qualname__.split("."), *path]
+    elif not is_main(type(value)):
+        for statement in code.importing(change.root, value):
+            if statement.attribute:
+                yield statement.module, [statement.attribute, *path]
+
+
+def _is_original(value: Any, home: str, path: list[str]) -> bool:
+    """Whether a module has the function or class of this name that it has defined, perhaps again."""
+    if not issubclass(type(value), (type, types.FunctionType, types.BuiltinFunctionType)):
+        return False
+    if (value.__module__, value.__qualname__) != (home, ".".join(path)):
+        return False
+    code = getattr(value, "__code__", None)  # ``functools.wraps`` gives other functions its names
+    return code is None or (code.co_name == path[-1] and value.__globals__ is names_of(home))
 
 
 def _is_container(value: Any) -> bool:

@@ -1,0 +1,97 @@
+"""Changes of modules by a script, and by local modules that call ranks, are sent as those of cells are."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from hydrogen_magic.capture import Captured, capture_call
+from hydrogen_magic.serialization.closure import unbundle
+from tests.capture_rig import write
+
+CONF = "LR = 1\nCONFIG = {'lr': 1}\ndef rate(): return LR, CONFIG\n"
+CHANGES: dict[str, dict[str, Any]] = {
+    "conf.LR = 5": {"conf.LR": 5},
+    "setattr(conf, 'LR', 5)": {"conf.LR": 5},
+    "patch.setattr(conf, 'LR', 5)": {"conf.LR": 5},
+    "import conf as other; other.LR = 5": {"conf.LR": 5},
+    "conf.CONFIG['lr'] = 5": {"conf.CONFIG": {"lr": 5}},
+    "patch.setitem(conf.CONFIG, 'lr', 5)": {"conf.CONFIG": {"lr": 5}},
+    "from conf import CONFIG; CONFIG.update(lr=5)": {"conf.CONFIG": {"lr": 5}},
+    "first = conf.rate; conf.rate = print; conf.rate = first": {},
+}
+
+
+def changes_in(captured: Captured) -> dict[str, Any]:
+    """Return the changes of modules that a closure has; None for values that are not plain."""
+    manifest, _ = unbundle(captured.payload)
+    plain = {setting.label: setting.value for setting in manifest.settings}
+    listed = [item.name for item in captured.inventory if item.kind == "setting"]
+    return {name: plain.get(name) for name in listed if name.startswith("conf.")}
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with local modules, which no test has imported."""
+    write(tmp_path, {"conf.py": CONF, "jobs.py": "import conf\ndef work(): return conf.LR"})
+    monkeypatch.syspath_prepend(str(tmp_path))
+    for name in ("conf", "caller", "jobs"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))  # removed after the test
+        del sys.modules[name]
+    return tmp_path
+
+
+@pytest.mark.parametrize("text", CHANGES)
+def test_a_module_that_calls_ranks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, text: str
+) -> None:
+    body = f"    {text}\n    return capture(conf.rate, (), {{}})\n"
+    caller = f"import conf\ndef call(capture, patch):\n{body}"
+    write(folder, {"caller.py": caller})
+    captured = importlib.import_module("caller").call(capture_call, monkeypatch)
+    assert changes_in(captured) == CHANGES[text]
+
+
+@pytest.mark.parametrize("is_file", [True, False])
+def test_a_script(folder: Path, monkeypatch: pytest.MonkeyPatch, is_file: bool) -> None:
+    text = "import conf, jobs\nconf.LR = 5"
+    write(folder, {"script.py": text})
+    main = types.ModuleType("__main__")
+    monkeypatch.setitem(sys.modules, "__main__", main)
+    monkeypatch.setattr(sys, "argv", ["-c", "5"])
+    monkeypatch.setattr(sys, "orig_argv", ["python", "-c", text, "5"])
+    if is_file:
+        main.__file__ = str(folder / "script.py")
+        monkeypatch.setattr(sys, "argv", ["script.py"])
+    exec(text, vars(main))
+    assert changes_in(capture_call(vars(main)["jobs"].work, (), {})) == {"conf.LR": 5}
+
+
+def test_objects_of_a_module_that_ranks_may_lack_are_noted(folder: Path) -> None:
+    write(
+        folder,
+        {
+            "caller.py": """
+                import conf, jobs
+                def call(capture):
+                    conf.rate = lambda: 5
+                    return capture(jobs.work, (), {})
+            """
+        },
+    )
+    captured = importlib.import_module("caller").call(capture_call)
+    assert changes_in(captured) == {} and "that are not sent: conf.rate" in captured.hints[0]
+
+
+def test_the_module_of_the_function(folder: Path) -> None:
+    (folder / "jobs.py").write_text(
+        "import conf\ndef work(): return conf.LR\ndef set_up(): conf.LR = 5"
+    )
+    jobs = importlib.import_module("jobs")
+    jobs.set_up()
+    assert changes_in(capture_call(jobs.work, (), {})) == {"conf.LR": 5}
