@@ -408,6 +408,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         # Of unsigned and 8-bit floating types; it relies on a quirk of torch's own storage pickles.
         if func is self._rebuild_tensor:
             return reducers.resolve, (reducers.__name__, reducers.restore_tensor.__name__)
+        if self.is_of_main(func) and func.__module__ != func.__globals__.get("__name__"):
+            # ``functools.wraps`` has given it the names of another function, whose place it may have.
+            return self._dynamic_function_reduce(func)
         return super()._function_reduce(func)
 
     def _reduce_typed_storage(self, storage: Any) -> Any:

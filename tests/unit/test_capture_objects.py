@@ -63,6 +63,17 @@ def test_functions_made_by_exec_share_their_own_globals(notebook: Notebook) -> N
     assert inline(notebook.capture("f(), g(), f(), k")) == (5, 6, 6, 1)
 
 
+def test_a_wrapper_in_the_place_of_the_function_that_it_wraps(
+    notebook: Notebook, tmp_path: Path
+) -> None:
+    write(tmp_path, {"wrapped.py": "def f(): return 1"})
+    notebook.cell(f"import functools, sys; sys.path.insert(0, {str(tmp_path)!r})\nimport wrapped")
+    notebook.cell("first = wrapped.f\nnew = wrapped.f = functools.wraps(first)(lambda: 5)")
+    captured = notebook.capture("new()")
+    notebook.cell("wrapped.f = first")
+    assert inline(captured) == 5
+
+
 @pytest.mark.parametrize(
     ("hidden", "text"), [("none", "low\nassert 1 == 2"), ("_pytest.assertion.rewrite", "")]
 )
