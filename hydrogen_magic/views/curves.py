@@ -22,6 +22,7 @@ from numpy.typing import NDArray
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.growable_arrays import floats
 from hydrogen_magic.driver.state.output_lines import clean_name
+from hydrogen_magic.views.curve_tips import Logged, Tip, WithBad, tip_of
 from hydrogen_magic.views.point_buckets import (
     NOTHING,
     Buckets,
@@ -63,6 +64,8 @@ class CurveChange:
     """Rank -> buckets that are new or have changed."""
     bad_steps: Mapping[int, int]
     """Rank -> first step with a non-finite value, for the ranks in :attr:`series`."""
+    tip: Tip | None
+    """Of all ranks; None without a value."""
     replaces: bool = False
     """The buckets of the metric that were returned before are void."""
 
@@ -97,6 +100,10 @@ class Curves:
     def bad_steps(self, metric: str) -> Mapping[int, int]:
         """Return rank -> first logged step with a non-finite value; these are in no bucket."""
         return dict(self._curves[metric].bad_steps)
+
+    def tip(self, metric: str) -> Tip | None:
+        """Return where the mean of all ranks ends, which may have points beyond it."""
+        return self._curves[metric].tip()
 
     def detail(
         self, metric: str, start: float, until: float, n_buckets: int
@@ -133,11 +140,11 @@ class Curves:
         changes, left = [], most_buckets
         for place, name in enumerate(names):
             change = self._curves[name].take(ranks, left / (len(names) - place))
-            left -= sum(map(len, change.series.values()))
             del self._fresh[name]
             if self._curves[name].n_dirty(ranks):
                 self._fresh[name] = None
-            if change.series:
+            if change is not None:
+                left -= sum(map(len, change.series.values()))
                 changes.append(change)
         return changes
 
@@ -212,7 +219,9 @@ class _Curve:
         self._is_cut = False
         """Points were dropped that a page may still have."""
         self.bad_steps: dict[int, int] = {}
+        self._bad_points: dict[int, Points] = {}
         self._sent_bad: set[int] = set()
+        self._sent_tip: Tip | None = None
         self._points: dict[int, Points] = {}
         self._series: dict[int, Series] = {ALL_RANKS: Series()}
         self._pending: list[tuple[NDArray[np.float64], NDArray[np.float64]]] = []
@@ -232,6 +241,8 @@ class _Curve:
         self.restarted.discard(rank)
         self._is_cut = True
         self._points[rank] = self._points[rank].before(min(logged))
+        if rank in self._bad_points:
+            self._bad_points[rank] = self._bad_points[rank].before(min(logged))
         self.width = 1  # it grows again with the points that are left
         self._series = {ALL_RANKS: Series()}
         self._pending = [points.since(0) for points in self._points.values() if len(points)]
@@ -257,10 +268,10 @@ class _Curve:
         """Add the finite values; record the first step with another value."""
         values = floats(column)
         is_good = np.isfinite(values)
-        bad = (int(i) for i in np.flatnonzero(~is_good) if column[i] is not None)
-        first = next(bad, None)
-        if first is not None:
-            self.bad_steps.setdefault(rank, int(steps[first]))
+        bad = [int(i) for i in np.flatnonzero(~is_good) if column[i] is not None]
+        if bad:
+            self.bad_steps.setdefault(rank, int(steps[bad[0]]))
+            self._bad_points.setdefault(rank, Points()).append(steps[bad], values[bad])
         small = np.clip(values[is_good], -_LARGEST, _LARGEST)
         self.add_points(rank, steps[is_good], small)
 
@@ -304,8 +315,16 @@ class _Curve:
             if rank in self._series:
                 self._series[rank].mark_dirty()
 
-    def take(self, ranks: Collection[int] | None, most_buckets: float) -> CurveChange:
-        """Return at most about this many changed buckets, and mark them as sent."""
+    def tip(self) -> Tip | None:
+        now = [self._logged(rank) for rank in self._points if rank not in self.restarted]
+        return tip_of(now, [*map(self._logged, self.restarted)])
+
+    def _logged(self, rank: int) -> Logged:
+        points, bad = self._points[rank], self._bad_points.get(rank)
+        return points if bad is None else WithBad(points, bad)
+
+    def take(self, ranks: Collection[int] | None, most_buckets: float) -> CurveChange | None:
+        """Return at most about this many changed buckets, and mark them as sent; None if nothing changed."""
         shown = [(rank, self.series(rank)) for rank in (ALL_RANKS, *self._shown(ranks))]
         waiting = sorted((s.n_dirty, rank, s) for rank, s in shown if s.n_dirty)
         # Non-finite values matter even on ranks without their own line.
@@ -315,7 +334,10 @@ class _Curve:
             most_buckets -= len(taken[rank])
         self._sent_bad.update(taken.keys() & self.bad_steps.keys())
         replaces, self._is_cut = self._is_cut and bool(taken), self._is_cut and not taken
-        return self._change(taken, replaces)
+        change = self._change(taken, replaces)
+        before, self._sent_tip = self._sent_tip, change.tip
+        # Values that are not finite move the tip, and are in no bucket.
+        return change if taken or before != change.tip else None
 
     def full(self, ranks: Collection[int] | None) -> CurveChange:
         shown = {rank: self.series(rank) for rank in (ALL_RANKS, *self._shown(ranks))}
@@ -345,4 +367,4 @@ class _Curve:
     def _change(self, series: Mapping[int, Buckets], replaces: bool = False) -> CurveChange:
         bad_steps = {rank: self.bad_steps[rank] for rank in series if rank in self.bad_steps}
         shown = dict(sorted(series.items()))
-        return CurveChange(self.metric, self.width, shown, bad_steps, replaces)
+        return CurveChange(self.metric, self.width, shown, bad_steps, self.tip(), replaces)

@@ -26,6 +26,11 @@ class Buckets:
     def __len__(self) -> int:
         return len(self.keys)
 
+    def first(self, n: int) -> Buckets:
+        """Return the ``n`` buckets with the lowest keys."""
+        columns = (self.keys, self.counts, self.means, self.mins, self.maxs)
+        return Buckets(*(column[:n] for column in columns))
+
 
 class Points:
     """One rank's logged values of one metric, in their order of arrival."""
@@ -33,6 +38,11 @@ class Points:
     def __init__(self) -> None:
         self._steps = GrowableArray(np.float64)
         self._values = GrowableArray(np.float64)
+        self._n_examined = 0
+        """Points of which the next attributes are."""
+        self._last_step = -np.inf
+        self._newest_step = -np.inf
+        self._is_rising = True
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -40,6 +50,34 @@ class Points:
     def append(self, steps: NDArray[np.float64], values: NDArray[np.float64]) -> None:
         self._steps.append(steps)
         self._values.append(values)
+
+    def reached(self) -> tuple[float, float]:
+        """Return the step that was logged last, and the highest one; negative infinity without points."""
+        n = len(self)
+        if n > self._n_examined:
+            # Not as points arrive, in hundreds of batches a second.
+            self._examine(self._steps.array[self._n_examined :])
+            self._n_examined = n
+        return self._last_step, self._newest_step
+
+    def _examine(self, steps: NDArray[np.float64]) -> None:
+        self._last_step = steps.item(-1)
+        is_rising = len(steps) == 1 or bool((steps[1:] >= steps[:-1]).all())
+        self._is_rising &= is_rising and steps.item(0) >= self._newest_step
+        newest = self._last_step if is_rising else float(steps.max())
+        self._newest_step = max(self._newest_step, newest)
+
+    def at(self, step: float) -> float | None:
+        """Return the value that was logged last for ``step``; None if there is none."""
+        _, newest = self.reached()
+        if step > newest:
+            return None
+        steps, values = self.since(0)
+        if self._is_rising:
+            i = int(steps.searchsorted(step, side="right")) - 1
+            return values.item(i) if i >= 0 and steps.item(i) == step else None
+        found = values[steps == step]
+        return found.item(-1) if len(found) else None
 
     def before(self, step: float) -> Points:
         """Return the points before ``step``."""

@@ -15,6 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.views.curve_tips import Tip
 from hydrogen_magic.views.curves import ALL_RANKS, CurveChange, Curves
 from hydrogen_magic.views.point_buckets import Buckets
 from hydrogen_magic.views.widget.json_values import curve_part
@@ -286,3 +287,74 @@ def test_detail_takes_no_step_for_each_point(is_shuffled: bool) -> None:
     numbers = [i % 50_000 for i in range(n)] if is_shuffled else range(n)
     curves.feed([batch(0, numbers, loss=column)])
     assert n_lines_of(lambda: curves.detail("loss", 0, n, 1000)) < n / 100
+
+
+# ── where the mean of all ranks ends ─────────────────────────────────────────────────────────────
+
+
+def tip_after(*batches: ev.Event) -> Tip:
+    """Return the tip of ``loss``, as a page and a picture are told."""
+    curves = Curves()
+    curves.feed(batches)
+    [change] = curves.changes((), math.inf)
+    assert change.tip is not None and change.tip == whole(curves, "loss").tip == curves.tip("loss")
+    return change.tip
+
+
+def of_ranks(*n_steps: int) -> list[ev.Event]:
+    """Return what ranks log that have come so far; each logs its own number."""
+    return [batch(rank, range(n), loss=[float(rank)] * n) for rank, n in enumerate(n_steps)]
+
+
+@pytest.mark.parametrize(
+    ("n_steps", "tip"),
+    [
+        ([21] + [20] * 16, Tip(19, 8.0, 20)),
+        ([20] * 17, Tip(19, 8.0, None)),
+        ([5], Tip(4, 0.0, None)),
+        ([9, 8], Tip(8, 0.0, None)),  # one of two is half of them
+        ([9, 8, 8], Tip(7, 1.0, 8)),
+        ([9, 9, 1, 8], Tip(8, 0.5, None)),
+        ([2000] * 3 + [3000], Tip(1999, 1.5, 2000)),  # of buckets of four steps
+    ],
+)
+def test_the_mean_ends_where_half_of_the_ranks_are(n_steps: list[int], tip: Tip) -> None:
+    assert tip_after(*of_ranks(*n_steps)) == tip
+
+
+def test_only_ranks_that_log_a_metric_are_counted() -> None:
+    validating = [batch(0, [7], accuracy=[0.5]), batch(1, [1], accuracy=[None])]
+    curves = Curves()
+    curves.feed([*validating, *of_ranks(9, 9, 9)])
+    assert curves.tip("accuracy") == Tip(7, 0.5, None)
+
+
+def test_a_value_that_is_not_finite_is_part_of_the_mean_and_moves_its_end() -> None:
+    curves = Curves()
+    curves.feed(of_ranks(3, 3))
+    curves.changes((), math.inf)
+    for step in (3, 4):
+        curves.feed([batch(rank, [step], loss=[math.nan]) for rank in range(2)])
+        [change] = curves.changes((), math.inf)
+        assert change.tip and (change.tip.step, change.tip.end) == (step, None)
+        assert math.isnan(change.tip.mean)
+        part = curve_part(change, [])
+        assert part["tip"] == {"step": step, "mean": "nan", "end": None}
+    curves.feed([batch(0, [5, 5], loss=[1.0, 3.0]), batch(1, [5], loss=[2.0])])
+    assert curves.tip("loss") == Tip(5, 2.5, None), "the last value of each rank"
+
+
+def test_a_rank_is_where_it_logged_last_if_it_counts_again_from_0() -> None:
+    again = [batch(rank, [0, 1], loss=[10.0 + rank] * 2) for rank in range(3)]
+    assert tip_after(*of_ranks(100, 100, 100), *again) == Tip(1, 11.0, None)
+
+
+def test_ranks_that_have_not_logged_since_a_restart_do_not_count() -> None:
+    """Of an elastic gang, some may never come back."""
+    curves = Curves()
+    curves.feed([*of_ranks(100, 100, 100, 100), ev.AttemptStarted(1.0, 1)])
+    assert curves.tip("loss") == Tip(99, 1.5, None), "as before, as long as nobody logs"
+    curves.feed([batch(0, [50, 51], loss=[7.0, 7.0])])
+    assert curves.tip("loss") == Tip(51, (7 + 1 + 2 + 3) / 4, 52)
+    curves.feed([batch(rank, [50, 51], loss=[7.0, 7.0]) for rank in (1, 2, 3)])
+    assert curves.tip("loss") == Tip(51, 7.0, None)

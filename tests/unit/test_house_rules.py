@@ -62,7 +62,7 @@ DOORS = {
 FRAMEWORKS = _rooms("torch numpy horovod deepspeed tensorflow jax keras pyspark tqdm pyarrow")
 """Imported only inside functions: nobody pays for what a cell does not use."""
 OF_NUMBERS = _rooms(
-    "driver.state.growable_arrays driver.state.span_tracks views.point_buckets views.curves"
+    "driver.state.growable_arrays driver.state.span_tracks views.point_buckets views.curve_tips views.curves"
     " views.comparison views.sweep views.widget views.static_svg"
 )
 """Arithmetic of views and timelines on numpy; imported on use themselves."""

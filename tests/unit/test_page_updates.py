@@ -429,7 +429,9 @@ def test_detail_answers_the_client_that_asked() -> None:
     content, buffers = rig.updates.detail(order())
     asked = {"id": "7", "from": 100, "until": 299.5, "metric": "loss"}
     series = [{"rank": rank, "n": 100} for rank in (-1, 0, 1)]
-    known = {"kind": "detail", "to": "me", **asked, "width": 2, "series": series, "at": 0}
+    tip = {"step": 4999, "mean": 0.5, "end": None}
+    head = {"kind": "detail", "to": "me", **asked, "width": 2}
+    known = {**head, "tip": tip, "series": series, "at": 0}
     assert content | {"at": 0} == known
     keys, counts, means, _, _ = columns(buffers[0][:4000], 100, "ddddd")
     assert keys == tuple(range(50, 150)) and set(counts) == {4} and set(means) == {0.5}

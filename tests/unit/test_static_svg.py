@@ -356,6 +356,21 @@ def test_the_phases_of_a_cell_of_milliseconds_are_no_timeline() -> None:
     assert checked(drawn([*short[:-1], span, short[-1]])).alts() != []
 
 
+@pytest.mark.parametrize("n_ranks", [4, 17])
+def test_the_mean_of_the_ranks_ends_where_half_of_them_are(n_ranks: int) -> None:
+    """Rank 0 logged one step more than the others."""
+    logged: list[ev.Event] = []
+    for rank in range(n_ranks):
+        steps = tuple(range(21 if rank == 0 else 20))
+        times_s, values = tuple(map(float, steps)), {"loss": (float(rank),) * len(steps)}
+        logged.append(ev.Metrics(30.0, rank, steps, times_s, values))
+    parsed = checked(drawn(ended([*launched(n_ranks), *logged])))
+    mean = (n_ranks - 1) / 2
+    assert f"{mean:g}" in parsed.words(), "beside the name"
+    [words] = [words for words in parsed.alts() if words.startswith("loss")]
+    assert words == f"loss: {mean:g} to {mean:g}, lowest 0, highest {n_ranks - 1}, steps 0 to 19"
+
+
 @pytest.mark.parametrize(
     ("values", "words"),
     [

@@ -11,7 +11,8 @@ import numpy as np
 import hydrogen_magic.views.static_svg.svg as svg
 from hydrogen_magic.driver.state.formatting import number, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState
-from hydrogen_magic.views.curves import ALL_RANKS, CurveChange, Curves, metric_name
+from hydrogen_magic.views.curve_tips import n_before_end
+from hydrogen_magic.views.curves import ALL_RANKS, CurveChange, Curves
 from hydrogen_magic.views.point_buckets import Buckets
 from hydrogen_magic.views.short_names import short_names
 from hydrogen_magic.views.static_svg.ansi import name_html
@@ -68,7 +69,6 @@ def charts_html(curves: Curves, state: GangState) -> list[str]:
     points = min(180, _MOST_POINTS // sum(len(each) + 2 for each in series))
     ranks = sorted({rank for each in series for rank in each} - {ALL_RANKS})
     colour = INK if ranks else EITHER[0]
-    last = _last_values(state)
     names = short_names([each.metric for each in shown], _LONGEST_NAME)
     charts = [
         _Chart(
@@ -79,7 +79,7 @@ def charts_html(curves: Curves, state: GangState) -> list[str]:
             ranks_text,
             colour,
             _size(len(shown)),
-        ).html(last.get(each.metric))
+        ).html(each.tip.mean if each.tip else None)
         for each, name in zip(shown, names, strict=True)
     ]
     has_mean = any(ALL_RANKS in each for each in series)
@@ -167,15 +167,6 @@ def _key(names: Mapping[int, str], colour: str = "") -> str:
     return svg.image(parts, x, 18, f"Legend: {words}" if words else "Legend")
 
 
-def _last_values(state: GangState) -> Mapping[str, float]:
-    """Return the mean of the ranks' last values, which are newer than a curve's last bucket."""
-    by_name: dict[str, list[float]] = {}
-    for rank in state.ranks:
-        for name, value in rank.last_metrics.items():
-            by_name.setdefault(metric_name(name), []).append(value)
-    return {name: sum(values) / len(values) for name, values in by_name.items()}
-
-
 # ── one chart ────────────────────────────────────────────────────────────────────────────────────
 
 
@@ -200,10 +191,17 @@ class _ChartLine:
 def _lines(curve: CurveChange, points: int) -> dict[int, _ChartLine]:
     """Return the lines of one metric by rank, each with at most ``points`` points."""
     return {
-        rank: _ChartLine(buckets, curve.width, points)
+        rank: _ChartLine(
+            _up_to_tip(curve, buckets) if rank == ALL_RANKS else buckets, curve.width, points
+        )
         for rank, buckets in sorted(curve.series.items())
         if len(buckets)
     }
+
+
+def _up_to_tip(curve: CurveChange, buckets: Buckets) -> Buckets:
+    """Return the buckets of all ranks that are drawn as their mean."""
+    return buckets.first(n_before_end(buckets, curve.width, curve.tip))
 
 
 @dataclass(frozen=True)
@@ -219,7 +217,7 @@ class _Chart:
     size: _Size
 
     def html(self, last: float | None) -> str:
-        """Return the chart; ``last`` is the newest value, beside the metric's name."""
+        """Return the chart; ``last`` is the newest mean, beside the metric's name."""
         parts = [svg.label(4, 15, self.name, _LONGEST_NAME, font_weight="bold", font_size=12)]
         if last is not None:
             parts.append(svg.label(self.size.right, 15, number(last), text_anchor="end"))

@@ -63,6 +63,9 @@ def curve_part(change: CurveChange, buffers: list[bytes]) -> dict[str, Any]:
     head: dict[str, Any] = {"metric": change.metric, "width": change.width}
     if change.replaces:
         head["replaces"] = True
+    if change.tip is not None:
+        tip = change.tip
+        head["tip"] = {"step": tip.step, "mean": figure(tip.mean), "end": tip.end}
     return {**head, "series": series, "at": len(buffers) - 1}
 
 

@@ -149,7 +149,8 @@ class PageUpdates:
         buffers: list[bytes] = []
         ranks = self._ranks()
         shown = {r: b for r, b in series.items() if ranks is None or r in ranks or r == ALL_RANKS}
-        change = CurveChange(metric, width, shown, self.curves.bad_steps(metric))
+        bad_steps, tip = self.curves.bad_steps(metric), self.curves.tip(metric)
+        change = CurveChange(metric, width, shown, bad_steps, tip)
         head = {"kind": "detail", "to": request["client"], "id": request["id"]}
         part = curve_part(change, buffers)
         return PageMessage({**head, "from": start, "until": until, **part}, buffers)

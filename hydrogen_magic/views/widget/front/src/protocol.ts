@@ -127,6 +127,18 @@ export const MARKS: readonly Mark[] = ["", "straggler", "stopped", "dead", "wait
 export const ALL_RANKS = -1;
 
 /**
+ * The newest step of a metric that at least half of the ranks that log it have reached: at that of the one
+ * rank that is ahead, the mean would be its value.
+ */
+export interface Tip {
+  step: number;
+  /** The mean of the ranks with a value at this step. */
+  mean: Figure;
+  /** Where the mean's line ends: the first step that most ranks have not reached, though one has. */
+  end: number | null;
+}
+
+/**
  * New or changed buckets of a metric. Bucket k holds the points with k*width <= step < (k+1)*width.
  * If `width` grew since the last message, existing buckets must first be merged by floor(k * old /
  * new); both are powers of two.
@@ -136,6 +148,8 @@ export interface CurveDelta {
   width: number;
   /** True: existing buckets of the metric are void, since the gang has gone back to an earlier step. */
   replaces?: boolean;
+  /** Missing if no rank has logged a value. */
+  tip?: Tip;
   series: {
     rank: number;
     n: number;

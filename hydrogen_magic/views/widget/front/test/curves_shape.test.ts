@@ -6,7 +6,7 @@ import { CurveStore, type Metric } from "../src/curves/store";
 import { wantedDetail } from "../src/curves/useDetail";
 import { readAt, readLast } from "../src/curves/values";
 import { figure, lapse, moment, percent, tickLabel } from "../src/numbers";
-import { ALL_RANKS } from "../src/protocol";
+import { ALL_RANKS, type Tip } from "../src/protocol";
 import { bucketsOf, packCurve } from "./data";
 import { rankWith } from "./kernel";
 
@@ -19,6 +19,7 @@ function metricOf(
   ranks: Record<number, Points>,
   width = 1,
   badSteps: Record<number, number> = {},
+  tip?: Tip,
 ): Metric {
   const store = new CurveStore();
   const all = { [ALL_RANKS]: Object.values(ranks).flat(), ...ranks };
@@ -27,7 +28,7 @@ function metricOf(
     const bucketed = { rank: Number(rank), buckets: bucketsOf(points, width) };
     return badStep === undefined ? bucketed : { ...bucketed, badStep };
   });
-  const { delta, buffers } = packCurve("loss", width, series);
+  const { delta, buffers } = packCurve("loss", width, series, tip);
   store.apply([delta], buffers);
   return store.metrics.get("loss") as Metric;
 }
@@ -155,6 +156,51 @@ describe("lines of a plot", () => {
   });
 });
 
+/** Ranks that log their own number at each of the steps from 0 on, each up to a step of its own. */
+function whoLogItself(n_steps: readonly number[]): Record<number, Points> {
+  const own = (rank: number, n: number) => points(...Array.from({ length: n }, () => rank));
+  return Object.fromEntries(n_steps.map((n, rank) => [rank, own(rank, n)]));
+}
+
+describe("the mean while a rank is ahead", () => {
+  const n_steps = [21, ...new Array<number>(16).fill(20)];
+  const tip: Tip = { step: 19, mean: 8, end: 20 };
+  const ends = (metric: Metric, mode: Options["mode"] = "both") =>
+    shape(metric, { ...PLAIN, mode }).values.map((values) => values.findLast((v) => v != null));
+
+  it("and its range end where half of the ranks are; lines of ranks at their own last point", () => {
+    const metric = metricOf(whoLogItself(n_steps), 1, {}, tip);
+    const made = shape(metric, PLAIN);
+    const lengths = made.values.map((values) => values.findLastIndex((v) => v !== undefined) + 1);
+    const isOfAll = made.lines.map(({ rank }) => rank === ALL_RANKS);
+    expect(lengths).toEqual(made.lines.map(({ rank }, k) => (isOfAll[k] ? 20 : n_steps[rank])));
+    expect(ends(metric, "mean")).toEqual([16, 0, 8]);
+  });
+
+  it("has no bucket in which that rank counts more than the others", () => {
+    const metric = metricOf(whoLogItself([23, 20, 20, 20]), 4, {}, { ...tip, mean: 1.5 });
+    expect(ends(metric, "mean")).toEqual([3, 0, 1.5]);
+    const early = metricOf(whoLogItself([3, 1, 1, 1]), 4, {}, { step: 0, mean: 1.5, end: 1 });
+    expect(shape(early, PLAIN).values[0]).toEqual([3]);
+  });
+
+  it("is the value of each rank where all have the same, as far as any has come", () => {
+    const metric = metricOf({ 0: points(5, 6, 7), 1: points(5, 6), 2: points(5, 6) }, 1, {}, tip);
+    expect(ends(metric)).toEqual([7, 7, 7]);
+  });
+
+  it("is told for that step, in a large gang with its number", () => {
+    const metric = metricOf(whoLogItself(n_steps), 1, {}, tip);
+    expect(readLast(metric, { np: 17, ranks: new Map() })).toMatchObject({
+      steps: [19, 19],
+      mean: 8,
+    });
+    const ranks = new Map(n_steps.map((_, k) => [k, rankWith(k, { metrics: { loss: k } })]));
+    const { steps, mean, ranks: own } = readLast(metric, { np: 17, ranks }) ?? {};
+    expect([steps, mean, own?.[16]]).toEqual([null, 8, { rank: 16, value: 16 }]);
+  });
+});
+
 describe("what is told beside a plot", () => {
   it("is the values at a step, and the last ones without", () => {
     const metric = metricOf(TWO);
@@ -173,18 +219,18 @@ describe("what is told beside a plot", () => {
     expect(readAt(metric, 1)?.ranks).toEqual([{ rank: 0, value: 2 }]);
   });
 
-  it("is what the table of ranks says, and the mean of that where it has every rank", () => {
-    const metric = metricOf(TWO, 2);
+  it("is what the table of ranks says, and the mean that the kernel says", () => {
+    const metric = metricOf(TWO, 2, {}, { step: 2, mean: 5, end: null });
     const ranks = new Map([0, 1].map((k) => [k, rankWith(k, { metrics: { loss: 4 + 4 * k } })]));
     const known = readLast(metric, { np: 2, ranks });
-    expect(known).toMatchObject({ mean: 6, ranks: [{ value: 4 }, { value: 8 }] });
+    expect(known).toMatchObject({ steps: null, mean: 5, ranks: [{ value: 4 }, { value: 8 }] });
     const most = readLast(metric, { np: 3, ranks });
-    expect(most).toMatchObject({ steps: [2, 3], mean: 5, ranks: [{ value: 4 }, { value: 8 }] });
+    expect(most).toMatchObject({ steps: [2, 2], mean: 5, ranks: [{ value: 4 }, { value: 8 }] });
     expect(readLast(metric, { np: 2, ranks: new Map([[0, rankWith(0)]]) })?.ranks).toEqual(
       readLast(metric, { np: 2, ranks: new Map() })?.ranks,
     );
-    const nan = new Map([[0, rankWith(0, { metrics: { loss: "nan" } })]]);
-    expect(readLast(metric, { np: 1, ranks: nan })?.mean).toBeNaN();
+    const nan = metricOf(TWO, 2, {}, { step: 2, mean: "nan", end: null });
+    expect(readLast(nan, { np: 2, ranks })?.mean).toBeNaN();
   });
 
   it("is where values stopped being finite, and on which ranks", () => {

@@ -1,5 +1,5 @@
 /** A made-up training run, as the kernel would send it. */
-import type { CurveDelta, SpanDelta } from "../src/protocol";
+import type { CurveDelta, SpanDelta, Tip } from "../src/protocol";
 import { packed } from "./kernel";
 
 /** A generator of numbers that is the same every time (mulberry32). */
@@ -98,6 +98,7 @@ export function packCurve(
   metric: string,
   width: number,
   series: readonly { rank: number; buckets: readonly Bucket[]; badStep?: number }[],
+  tip: Tip = { step: 0, mean: 1, end: null },
 ) {
   const fields = ["key", "count", "mean", "min", "max"] as const;
   const columns = series.flatMap(({ buckets }) =>
@@ -112,6 +113,7 @@ export function packCurve(
       ...(badStep === undefined ? {} : { bad_step: badStep }),
     })),
     at: 0,
+    tip,
   };
   return { delta, buffers: [new DataView(packed(...columns))] };
 }

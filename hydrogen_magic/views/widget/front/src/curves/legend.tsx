@@ -28,7 +28,9 @@ export function Summary({ metric, reading, isLogAsked }: SummaryProps) {
       {value !== null && value !== undefined && (
         <output
           title={
-            reading.steps === null ? "mean of the ranks" : "mean of the ranks with a value there"
+            reading.steps === null
+              ? "mean of the ranks, at the newest step that half of them have reached"
+              : "mean of the ranks with a value there"
           }
         >
           {figure(value)}

@@ -1,4 +1,4 @@
-import { num } from "../columns";
+import { lowerBound, num } from "../columns";
 import { ALL_RANKS } from "../protocol";
 import type { Buckets, Metric } from "./store";
 
@@ -62,14 +62,20 @@ export const ranksWithCurve = (metric: Metric): number[] =>
 /** The step at which a bucket is drawn: the middle of its steps. */
 export const stepOf = (key: number, width: number): number => key * width + (width - 1) / 2;
 
-/** `column` at the keys of the plot; null for values that have no logarithm. */
-function aligned(buckets: Buckets, column: Float64Array, keys: Float64Array, isLog: boolean) {
+/** `column` of `n` buckets at the keys of the plot; null for values that have no logarithm. */
+function aligned(
+  { keys: own }: Buckets,
+  n: number,
+  column: Float64Array,
+  keys: Float64Array,
+  isLog: boolean,
+) {
   const values: Values = new Array(keys.length);
   let i = 0;
   for (let k = 0; k < keys.length; k++) {
     const key = num(keys, k);
-    while (i < buckets.n && num(buckets.keys, i) < key) i++;
-    if (i === buckets.n || num(buckets.keys, i) !== key) continue;
+    while (i < n && num(own, i) < key) i++;
+    if (i === n || num(own, i) !== key) continue;
     const value = num(column, i);
     values[k] = isLog && value <= 0 ? null : value;
   }
@@ -78,6 +84,17 @@ function aligned(buckets: Buckets, column: Float64Array, keys: Float64Array, isL
 
 export const isPositive = (buckets: Buckets) =>
   buckets.maxs.subarray(0, buckets.n).some((value) => value > 0);
+
+/**
+ * How many buckets of all ranks the mean's line has: the whole ones before its end, and at least the
+ * first. In the others, the ranks that are ahead count more than the rest. The line that all ranks have
+ * in common is that of each of them, and has no end before theirs.
+ */
+function lengthOfMean(metric: Metric, all: Buckets): number {
+  const end = metric.tip?.end ?? null;
+  if (end === null || areAlike(metric)) return all.n;
+  return Math.max(1, lowerBound(all.keys, all.n, Math.floor(end / metric.width)));
+}
 
 /**
  * Turns the curves of a metric (or of a detail of it) into lines. The series of all ranks has the keys
@@ -94,9 +111,11 @@ export function shape(metric: Metric, options: Options): Shape {
     made.lines.push({ role, rank, isFaint });
     made.values.push(values);
   };
+  const n_ofMean = lengthOfMean(metric, all);
   for (const { role, rank, buckets } of chosen(metric, all, options.mode)) {
+    const n = rank === ALL_RANKS ? n_ofMean : buckets.n;
     const column = role === "high" ? buckets.maxs : role === "low" ? buckets.mins : buckets.means;
-    const values = aligned(buckets, column, keys, isLog);
+    const values = aligned(buckets, n, column, keys, isLog);
     const isSmoothed = options.smoothing > 0 && role !== "high" && role !== "low";
     if (!isSmoothed || role !== "halo") add(role, rank, isSmoothed, values);
     if (isSmoothed) add(role, rank, false, smooth(values, options.smoothing));

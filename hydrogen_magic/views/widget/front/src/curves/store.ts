@@ -1,6 +1,6 @@
 import { type Column, lowerBound, num, readerOf, Table } from "../columns";
 import { valueAt } from "../maps";
-import type { CurveDelta, Detail } from "../protocol";
+import type { CurveDelta, Detail, Tip } from "../protocol";
 
 /** Keys, counts, means, minima, maxima. */
 export type BucketColumns = [Float64Array, Float64Array, Float64Array, Float64Array, Float64Array];
@@ -76,6 +76,8 @@ export class Metric {
   /** Steps per bucket, a power of two. */
   width = 1;
   readonly series = new Map<number, Buckets>();
+  /** Where the mean of all ranks ends; null without data. */
+  tip: Tip | null = null;
   /** Incremented by every change. */
   version = 0;
 
@@ -84,6 +86,7 @@ export class Metric {
   apply(delta: CurveDelta, buffers: readonly DataView[]): void {
     if (delta.replaces) this.series.clear();
     this.widen(delta.width);
+    this.tip = delta.tip ?? null;
     const reader = readerOf(buffers, delta.at, `curves of ${delta.metric}`);
     for (const { rank, n, bad_step } of delta.series) {
       const mine = this.seriesOf(rank);

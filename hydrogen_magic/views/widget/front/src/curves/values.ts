@@ -10,7 +10,7 @@ export interface RankValue {
 
 /** Text of a chart about one step, or about the ranks' last values. */
 export interface Reading {
-  /** First and last step of the bucket; null: each rank's last. */
+  /** First and last step of the bucket, or the step of the mean; null: that of the newest mean. */
   steps: readonly [number, number] | null;
   mean: number | null;
   ranks: RankValue[];
@@ -40,22 +40,18 @@ export interface Rows {
 }
 
 /**
- * The ranks' last values from the table, and their mean. Without the rows of all ranks that mean is not
- * known: it is the one at the last step, which not all of them may have reached.
+ * The ranks' last values from the table, and the mean at the newest step that half of them have reached.
+ * A large gang tells that step, since it does not show all values that it is the mean of.
  */
 export function readLast(metric: Metric, rows: Rows): Reading | null {
-  const extent = metric.extent();
-  if (extent === null) return null;
+  const { tip } = metric;
+  if (tip === null) return null;
   const last = (rank: number) => meanOf(metric, rank, (buckets) => buckets.n - 1);
   const told = (rank: number) => numberOf(rows.ranks.get(rank)?.metrics[metric.name]);
   const ranks = valuesOf(metric, (rank) => told(rank) ?? last(rank));
   const isAll = ranks.length > 0 && rows.ranks.size >= rows.np;
-  if (!isAll) {
-    const { steps = null, mean = null } = readAt(metric, extent[1]) ?? {};
-    return { steps: rows.np > 1 ? steps : null, mean, ranks };
-  }
-  const mean = ranks.reduce((sum, r) => sum + r.value, 0) / ranks.length;
-  return { steps: null, mean, ranks };
+  const steps = isAll || rows.np === 1 ? null : ([tip.step, tip.step] as const);
+  return { steps, mean: numberOf(tip.mean), ranks };
 }
 
 function valuesOf(metric: Metric, at: (rank: number) => number | null): RankValue[] {
