@@ -212,6 +212,8 @@ class AgeView:
             if isinstance(event, ev.Metrics):
                 self.ages_s += [now_s - time_s for time_s in event.values["logged_s"] if time_s]
 
+    def withdraw_input(self) -> None: ...
+
     def close(self, state: GangState) -> None: ...
 
 

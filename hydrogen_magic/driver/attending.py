@@ -23,7 +23,7 @@ def attend(gang: Gang, view: View) -> None:
         endings.callback(_end, gang)  # the first of them
         interrupts.take(gang)
         gang.attend()
-        line = NotebookInputLine(gang, interrupts.while_asking)
+        line = NotebookInputLine(gang, interrupts.while_asking, view.withdraw_input)
         # A terminal shows the typed line where the view would be drawn.
         wait = partial(gang.wait, view.interval_s)
         ask = line.serve if draws_html() else lambda update: line.serve(wait)

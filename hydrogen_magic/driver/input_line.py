@@ -21,6 +21,7 @@ from hydrogen_magic.driver.state.output_lines import without_colour
 
 _NEXT_RANK_S = 0.5
 """A rank in the debugger asks again within this time: it keeps the line until it goes on."""
+_INTERRUPTED = "the user interrupted the input"
 _NO_LINE = (
     "input() needs a front end with an input line, and this one has none ({error}): run the notebook in "
     "Jupyter, or pass the value as a variable"
@@ -28,13 +29,21 @@ _NO_LINE = (
 
 
 class NotebookInputLine:
-    """Asks the user on behalf of ranks. ``while_asking`` makes SIGINT raise; its result raises it here."""
+    """Asks the user on behalf of ranks.
+
+    ``while_asking`` makes SIGINT raise; its result raises it here. ``withdraw`` is called when a question has
+    ended without an answer of the user: the gang has ended, or the cell was interrupted.
+    """
 
     def __init__(
-        self, gang: Gang, while_asking: Callable[[], AbstractContextManager[Callable[[], None]]]
+        self,
+        gang: Gang,
+        while_asking: Callable[[], AbstractContextManager[Callable[[], None]]],
+        withdraw: Callable[[], None],
     ) -> None:
         self._gang = gang
         self._while_asking = while_asking
+        self._withdraw = withdraw
         self._rank = -1
         """The rank that asked last."""
         self._answered_at = -math.inf
@@ -49,9 +58,11 @@ class NotebookInputLine:
         request = self._next(self._gang.snapshot())
         if request is None:
             return
-        text, error = "", "the user interrupted the input"
+        text, error = "", _INTERRUPTED
         with self._while_asking() as give_up, _repeating(update, give_up):
             text, error = _ask(request, len(self._gang.ranks))
+        if error == _INTERRUPTED:
+            self._withdraw()
         self._rank, self._answered_at = request.rank, time.monotonic()
         self._answered[request.rank] = request
         self._gang.answer_input(request.rank, request.number, text, error)

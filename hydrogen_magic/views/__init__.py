@@ -30,6 +30,9 @@ class View(Protocol):
     def update(self, state: GangState, fresh: Sequence[Event]) -> None:
         """Show ``state``; ``fresh``: the events since the last call."""
 
+    def withdraw_input(self) -> None:
+        """The user was asked for a line, and none is needed any more: a front end may still wait for it."""
+
     def close(self, state: GangState) -> None:
         """Show the last state, which stays, and release the view's resources. Never called twice."""
 

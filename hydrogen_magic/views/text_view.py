@@ -52,6 +52,9 @@ class TextView:
             else:
                 self._write(state, self._output.feed(events, state.gang))
 
+    def withdraw_input(self) -> None:
+        """A terminal has one input line for all, and other front ends of text cannot be told."""
+
     def close(self, state: GangState) -> None:
         """Write incomplete lines, then show the end."""
         self.write_rest(state)

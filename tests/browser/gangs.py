@@ -152,6 +152,20 @@ else:
 """
 """Rank 0 displays the line that the user types."""
 
+ASKING_TOO_LONG = """%%distributed --np 2
+import hydrogen_magic as hm
+answer = input("what? ") if hm.rank() == 0 else None
+"""
+
+ASKING_AS_A_PEER_FAILS = """%%distributed --np 2
+import time
+import hydrogen_magic as hm
+if hm.rank() == 0:
+    input("what? ")
+time.sleep(1)
+raise ValueError("bad batch 18")
+"""
+
 ALL = (
     STUCK,
     WAITING,
@@ -160,6 +174,8 @@ ALL = (
     SLOW_TO_END,
     FAILING,
     ASKING,
+    ASKING_TOO_LONG,
+    ASKING_AS_A_PEER_FAILS,
     IN_OUTPUT,
     CAPTURED,
     FRAME,

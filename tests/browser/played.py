@@ -36,7 +36,7 @@ _OPEN = """() => {
   const widget = window.hydrogen.default();
   const callbacks = new Set();
   window.orders = [];
-  const traits = {kernel_id: "", blocking: true, place: "no-place"};
+  const traits = {kernel_id: "", blocking: true, place: "no-place", withdrawn: 0};
   const model = {
     get: (name) => traits[name], send: (order) => window.orders.push(order),
     on: (event, callback) => event === "msg:custom" && callbacks.add(callback),

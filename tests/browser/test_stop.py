@@ -7,7 +7,15 @@ from playwright.sync_api import expect
 
 from tests.browser.conftest import NewRun, OpenTab
 from tests.browser.front_ends import CLASSIC, LAB, NOTEBOOK, FrontEnd
-from tests.browser.gangs import DETACHED, NEXT, SLOW_TO_END, STUCK, WAITING
+from tests.browser.gangs import (
+    ASKING_AS_A_PEER_FAILS,
+    ASKING_TOO_LONG,
+    DETACHED,
+    NEXT,
+    SLOW_TO_END,
+    STUCK,
+    WAITING,
+)
 from tests.browser.page import NotebookPage
 from tests.kernels import EACH, NEWEST, OLDER, VERSIONS
 
@@ -130,3 +138,31 @@ def test_the_interrupt_button_does_as_stop_does(lab: NotebookPage, new_run: NewR
     run.ended_by_user(pids)
     lab.finish(WAITING)
     expect(lab.state(WAITING)).to_have_attribute("data-state", "stopped")
+
+
+LINE = "input.jp-Stdin-input"
+ASKED = "rank 0 is waiting for input"
+
+
+@pytest.mark.parametrize(
+    "front_end", [LAB, pytest.param(NOTEBOOK, marks=pytest.mark.exhaustive)], ids=lambda f: f.name
+)
+def test_the_next_cell_runs_after_stop_took_a_question_back(
+    open_tab: OpenTab, front_end: FrontEnd
+) -> None:
+    """The front end refuses cells while it waits for a line."""
+    page = open_tab(front_end)
+    page.start(ASKING_TOO_LONG)
+    expect(page.cell(ASKING_TOO_LONG).locator(LINE)).to_be_visible()
+    expect(page.widget(ASKING_TOO_LONG)).to_contain_text(ASKED)
+    _stop(page, ASKING_TOO_LONG)
+    page.finish(ASKING_TOO_LONG)
+    _is_free(page)
+
+
+def test_the_next_cell_runs_after_a_gang_failed_while_a_rank_asked(lab: NotebookPage) -> None:
+    lab.start(ASKING_AS_A_PEER_FAILS)
+    expect(lab.cell(ASKING_AS_A_PEER_FAILS).locator(LINE)).to_be_visible()
+    lab.finish(ASKING_AS_A_PEER_FAILS)
+    expect(lab.state(ASKING_AS_A_PEER_FAILS)).to_have_attribute("data-state", "failed")
+    _is_free(lab)

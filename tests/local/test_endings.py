@@ -358,6 +358,8 @@ def test_a_view_that_fails_stops_its_gang_and_is_the_reason() -> None:
         def update(self, state: object, fresh: object) -> None:
             raise OSError("no terminal")
 
+        def withdraw_input(self) -> None: ...
+
         def close(self, state: object) -> None: ...
 
     gang = hm.launch(ranks.hang, "sleep", np=1)
@@ -374,6 +376,8 @@ def test_a_tracker_gets_the_last_points_also_when_the_view_fails_to_close(
         interval_s = 0.1
 
         def update(self, state: object, fresh: object) -> None: ...
+
+        def withdraw_input(self) -> None: ...
 
         def close(self, state: object) -> None:
             raise OSError("no terminal")

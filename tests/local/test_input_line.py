@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import builtins
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 import pytest
@@ -40,6 +40,16 @@ def nothing_interrupts() -> Iterator[Callable[[], None]]:
     yield lambda: None
 
 
+@contextmanager
+def interrupts() -> Iterator[Callable[[], None]]:
+    with suppress(KeyboardInterrupt):
+        yield lambda: None
+
+
+def never() -> None:
+    raise AssertionError("no question was withdrawn")
+
+
 def test_each_request_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
     gang: Any = LateGang()
     asked: list[str] = []
@@ -49,7 +59,7 @@ def test_each_request_is_asked_once(monkeypatch: pytest.MonkeyPatch) -> None:
         return f"line {len(asked)}"
 
     monkeypatch.setattr(builtins, "input", answer)
-    line = NotebookInputLine(gang, nothing_interrupts)
+    line = NotebookInputLine(gang, nothing_interrupts, never)
     gang.request(0, 1)
     for _ in range(3):
         line.serve(lambda: False)
@@ -63,7 +73,7 @@ def test_a_rank_keeps_the_line_while_it_asks_again(monkeypatch: pytest.MonkeyPat
     gang: Any = LateGang()
     monkeypatch.setattr(builtins, "input", lambda prompt: prompt)
     monkeypatch.setattr(input_line, "_NEXT_RANK_S", 1000.0)
-    line = NotebookInputLine(gang, nothing_interrupts)
+    line = NotebookInputLine(gang, nothing_interrupts, never)
     gang.request(1, 1)
     line.serve(lambda: False)
     gang.request(0, 1)
@@ -75,3 +85,17 @@ def test_a_rank_keeps_the_line_while_it_asks_again(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(input_line, "_NEXT_RANK_S", 0.0)
     line.serve(lambda: False)
     assert gang.answers == [(1, 1, "[1] name? "), (1, 2, "[1] name? "), (0, 1, "[0] name? ")]
+
+
+def test_a_question_without_an_answer_is_withdrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    gang: Any = LateGang()
+    withdrawn: list[int] = []
+
+    def interrupt(prompt: str) -> str:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(builtins, "input", interrupt)
+    line = NotebookInputLine(gang, interrupts, lambda: withdrawn.append(len(gang.answers)))
+    gang.request(0, 1)
+    line.serve(lambda: False)
+    assert withdrawn == [0] and gang.answers == [(0, 1, "")]

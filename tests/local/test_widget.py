@@ -299,6 +299,7 @@ def test_what_a_saved_notebook_holds(kernel: Kernel, page: Page) -> None:
         "kernel_id",
         "blocking",
         "place",
+        "withdrawn",
     }
 
 

@@ -97,6 +97,14 @@ class WidgetView:
         if not self._is_connected.is_set() and self._is_text_due():
             self._update_text(state, fresh)
 
+    def withdraw_input(self) -> None:
+        """Tell pages, which otherwise refuse to run cells until the line is typed."""
+        try:
+            if self._page is not None:
+                self._page.withdraw_input()
+        except Exception as error:  # as in update()
+            self._give_up(error)
+
     def close(self, state: GangState) -> None:
         """Show the end; leave a picture in the page and in the saved notebook."""
         self._live.update(state)

@@ -13,7 +13,7 @@ from html import escape
 from typing import Any
 
 from anywidget import AnyWidget
-from traitlets import Bool, Unicode
+from traitlets import Bool, Int, Unicode
 
 from hydrogen_magic.views import kernel_here
 from hydrogen_magic.views.widget import display
@@ -32,6 +32,7 @@ class GangModel(AnyWidget):
     kernel_id = Unicode().tag(sync=True)
     blocking = Bool(False).tag(sync=True)
     place = Unicode().tag(sync=True)
+    withdrawn = Int(0).tag(sync=True)
 
 
 class Page:
@@ -107,6 +108,11 @@ class Page:
         """The cell continues: messages of pages arrive as for any other widget from now on."""
         if self._interceptor is not None:
             self._interceptor.disconnect(self._comm_id)
+
+    def withdraw_input(self) -> None:
+        """The cell no longer waits for a line that the user was asked for; called before :meth:`end`."""
+        n = self._model.withdrawn + 1
+        self._context.copy().run(setattr, self._model, "withdrawn", n)
 
     def end(self, html: str, text: str) -> None:
         """Leave the final picture in the display and in the saved notebook.

@@ -1,7 +1,7 @@
 import { defineConfig } from "vitest/config";
 
 /** Tests that need a page, which takes a while to set up for every file; all others share a thread. */
-const PAGE = ["test/*_view.test.tsx", "test/{header,interrupt,keys,sections,view}.test.ts"];
+const PAGE = ["test/*_view.test.tsx", "test/{header,input,interrupt,keys,sections,view}.test.ts"];
 
 export default defineConfig({
   test: {

@@ -17,7 +17,15 @@ const NO_CONTACT_S = 4;
 
 /** The part of JupyterLab's widget manager that is used here; other front ends have none of it. */
 export interface Manager {
-  context?: { isDisposed?: boolean };
+  context?: {
+    isDisposed?: boolean;
+    sessionContext?: { session?: { kernel?: KernelConnection | null } | null };
+  };
+}
+
+interface KernelConnection {
+  /** Has the notebook run cells again although a question of the kernel has no answer. */
+  removeInputGuard?(): void;
 }
 
 /** The part of anywidget's model that is used here. */
@@ -75,6 +83,8 @@ export class Page {
     });
     model.on("msg:custom", this.receive);
     model.on("comm_live_update", this.disconnected);
+    model.on("change:withdrawn", this.endInput);
+    this.endInput(); // a question may have ended while this page was loading
     this.hello();
     this.timer = setInterval(() => this.check(), CHECK_MS);
   }
@@ -127,6 +137,7 @@ export class Page {
     clearInterval(this.timer);
     this.model.off("msg:custom", this.receive);
     this.model.off("comm_live_update", this.disconnected);
+    this.model.off("change:withdrawn", this.endInput);
     this.channel.close();
     this.stopping.close();
   }
@@ -159,6 +170,15 @@ export class Page {
     this.channel.lose(gang ? `${RESTARTED} %gang show ${gang.id} displays this gang.` : RESTARTED);
     this.stopping.reset();
     this.store.changed();
+  };
+
+  /**
+   * JupyterLab and Notebook refuse to run a cell until the user has answered the kernel, or has interrupted
+   * it by their own button. As long as the cell waits for its gang, no other code has asked.
+   */
+  private readonly endInput = () => {
+    if (this.model.get("withdrawn") === 0 || !this.model.get("blocking")) return;
+    this.model.widget_manager?.context?.sessionContext?.session?.kernel?.removeInputGuard?.();
   };
 
   private readonly receive = (message: FromKernel, buffers: readonly DataView[] = []) => {

@@ -285,4 +285,9 @@ export interface Traits {
   blocking: boolean;
   /** Class of the element in the cell's output that contains the live view. */
   place: string;
+  /**
+   * How many questions to the user have ended without an answer: the gang that asked has ended, or the
+   * cell was interrupted.
+   */
+  withdrawn: number;
 }

@@ -45,6 +45,12 @@ export class FakeModel {
     }
   }
 
+  /** Has the page get a new value of a trait. */
+  set<K extends keyof Traits>(name: K, value: Traits[K]): void {
+    this.traits[name] = value;
+    for (const callback of this.callbacks.get(`change:${name}`) ?? []) (callback as () => void)();
+  }
+
   /** Ends the connection for good, as a notebook does when its kernel is restarted. */
   disconnect(): void {
     for (const callback of this.callbacks.get("comm_live_update") ?? []) (callback as () => void)();
@@ -60,6 +66,7 @@ export const noTraits = (): Traits => ({
   kernel_id: "k-1",
   blocking: true,
   place: "hm-place-0",
+  withdrawn: 0,
 });
 
 export const gangWith = (changes: Partial<Gang> = {}): Gang => ({
