@@ -69,9 +69,11 @@ class Points:
 
     def at(self, step: float) -> float | None:
         """Return the value that was logged last for ``step``; None if there is none."""
-        _, newest = self.reached()
+        last, newest = self.reached()
         if step > newest:
             return None
+        if step == last:  # as of most ranks
+            return float(self._values.array[-1])
         steps, values = self.since(0)
         if self._is_rising:
             i = int(steps.searchsorted(step, side="right")) - 1
