@@ -107,6 +107,23 @@ def test_partitions_that_are_done_foretell_the_rest() -> None:
     assert progress_text(end, is_over=True) == "4,100 of 4,100 rows · 512 rows/s"
 
 
+def test_rows_of_an_earlier_run_are_no_speed() -> None:
+    of_files = SparkProgress(2)
+    of_files.resume({0: 3000, 1: 1000})
+    of_files.count_tasks({STAGE: (2, 4)}, 0.5)
+    heard(of_files, 1.0, "0", task(2, 1))
+    told = rows_of(heard(of_files, 3.0, "0", task(2, 1, 200)))
+    assert (told.done, told.resumed) == (4200, 4000)
+    assert "100 rows/s" in progress_text(told)
+    # Partition 1 was predicted again after all.
+    heard(of_files, 5.0, "0", task(1, 2, 1000, "done"), task(2, 1, 200, "done"))
+    of_cache = SparkProgress(2, from_cache=True)
+    heard(of_cache, 1.0, "0", task(2, 1))
+    heard(of_cache, 5.0, "0", task(2, 1, 1200, "done"))
+    for end in (of_files.end(7.0, 4200), of_cache.end(7.0, 4200)):
+        assert progress_text(rows_of(end), is_over=True) == "4,200 of 4,200 rows · 200 rows/s"
+
+
 def test_failed_attempts_are_no_tasks_that_are_done() -> None:
     """Spark Connect counts them, too."""
     progress = SparkProgress(4)

@@ -168,7 +168,7 @@ class TaskAgentGroup(AgentGroup):
         self._waits_for = ""
         self._run = SparkRun(prepared, kept, begun.frame if begun is not None else None)
         self._interval_s = max(_REPORT_S, n_ranks / _MAX_REPORTS_PER_S)
-        self._progress = SparkProgress(n_ranks, self._interval_s)
+        self._progress = SparkProgress(n_ranks, self._interval_s, from_cache=begun is not None)
         self._now_s: Callable[[], float] = time.monotonic
         self._key = self._gang = ""
         self._ends_tasks = False

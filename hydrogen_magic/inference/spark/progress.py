@@ -17,6 +17,8 @@ from hydrogen_magic.node.prediction.row_labels import failures_text
 
 _ROWS_BAR = -1
 """Number of the progress bar of a rank's rows."""
+_EARLIER_RUN = -1
+"""The stage of partitions that an earlier run has finished."""
 _MAX_ERRORS = 256
 """Failed attempts to remember; after the job has failed, others end with KeyboardInterrupt."""
 _SILENT_S = 5.0
@@ -36,9 +38,14 @@ class _Worker:
 
 
 class SparkProgress:
-    """Times are those of the gang. ``interval_s``: time between two reports of a worker."""
+    """Times are those of the gang. ``interval_s``: time between two reports of a worker.
 
-    def __init__(self, n_ranks: int, interval_s: float = 0.0) -> None:
+    ``from_cache``: the run goes on from Spark's cache. Its tasks report to the earlier run, if at all, so
+    rows that were not reported here may be that run's, and do not count for the speed.
+    """
+
+    def __init__(self, n_ranks: int, interval_s: float = 0.0, *, from_cache: bool = False) -> None:
+        self._from_cache = from_cache
         self._silent_s = max(_SILENT_S, _SILENT_REPORTS * interval_s)
         self._errors: deque[tuple[int, str]] = deque(maxlen=_MAX_ERRORS)
         """Rank and error of failed attempts."""
@@ -62,7 +69,8 @@ class SparkProgress:
     def resume(self, n_rows: Mapping[int, int]) -> None:
         """Take the partitions, with their rows, that an earlier run has finished: no task reports them."""
         for partition, rows in n_rows.items():
-            self._partitions[partition] = msg.TaskProgress(-1, partition, -1, False, "done", rows)
+            done = msg.TaskProgress(_EARLIER_RUN, partition, -1, False, "done", rows)
+            self._partitions[partition] = done
 
     # ── reports ──
 
@@ -162,6 +170,10 @@ class SparkProgress:
     def _is_busy(self, worker: _Worker, now_s: float) -> bool:
         return worker.task is not None and now_s - worker.reported_s < self._silent_s
 
+    def _n_resumed(self) -> int:
+        earlier = (task for task in self._partitions.values() if task.stage == _EARLIER_RUN)
+        return sum(task.rows for task in earlier)
+
     def _n_failed(self) -> int:
         return sum(task.failed for task in self._partitions.values())
 
@@ -198,7 +210,9 @@ class SparkProgress:
     def end(self, now_s: float, n_rows: int) -> list[ev.Event]:
         """Return the last events; ``n_rows`` is Spark's own count."""
         events = self.events(now_s)
-        events.append(ev.RowsDone(now_s, self._start_s(), n_rows, n_rows, 0, self._n_failed()))
+        resumed = n_rows - self.rows if self._from_cache else min(n_rows, self._n_resumed())
+        counts = n_rows, n_rows, 0, self._n_failed()
+        events.append(ev.RowsDone(now_s, self._start_s(), *counts, resumed=max(0, resumed)))
         if self._n_failed():
             reasons = [
                 text for _, task in sorted(self._partitions.items()) for text in task.failures
@@ -233,6 +247,7 @@ class SparkProgress:
             is_estimate=True,
             tasks_done=done,
             tasks=total,
+            resumed=self._n_resumed(),
         )
 
 
