@@ -12,9 +12,11 @@ import sys
 from contextlib import closing
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
+from hydrogen_magic.driver.placements.spark import capacity_check
 from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.driver.placements.spark.application_status import ExecutorList, roster
 from hydrogen_magic.errors import PlacementError
@@ -41,7 +43,8 @@ def queued(gang: Gang) -> list[str]:
 def comes_late(cluster: spark_rig.Standalone) -> dict[str, Any]:
     """A gang needs a second executor, whose worker is not there yet."""
     try:
-        ended(launch(plain_ranks.rank, np=4), WAIT_S).raise_for_state()
+        with mock.patch.object(capacity_check, "_FIRST_S", 15.0):
+            ended(launch(plain_ranks.rank, np=4), WAIT_S).raise_for_state()
         refused = ""
     except PlacementError as error:
         refused = str(error)

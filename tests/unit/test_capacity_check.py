@@ -130,14 +130,33 @@ def test_executors_that_are_still_coming_are_waited_for(monkeypatch: pytest.Monk
     assert capacity(imagined(monkeypatch, young, **bounded), JobSpec(np=3)).slots is None
 
 
-def test_a_lost_executor_is_waited_for_as_long_as_the_first(
+@pytest.mark.parametrize(
+    ("is_lost", "asked", "age_s", "waits"),
+    [
+        (True, {}, 1, True),
+        (True, {}, 45, True),
+        (False, {}, 45, False),
+        (False, {"spark__executor__instances": "2"}, 45, True),
+        (False, {"spark__executor__instances": "2"}, 75, False),
+        (False, {"spark__cores__max": "4", "spark__executor__cores": "2"}, 45, True),
+        (False, {"spark__cores__max": "4"}, 45, False),
+    ],
+)
+def test_a_missing_executor_is_waited_for_as_long_as_the_first(
+    is_lost: bool,
+    asked: dict[str, str],
+    age_s: float,
+    waits: bool,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    for is_lost, age_s, waits in ((True, 1, True), (True, 45, True), (False, 45, False)):
-        seen = replace(executors((), age_s=age_s), has_lost=is_lost)
-        session = imagined(monkeypatch, seen, **STANDALONE)
-        with nullcontext() if waits else pytest.raises(PlacementError, match="has 2 slots"):
-            assert capacity(session, JobSpec(np=4)).slots is None
+    """One that was lost, or that the session has asked for."""
+    seen = replace(executors((), age_s=age_s), has_lost=is_lost)
+    session = imagined(monkeypatch, seen, **STANDALONE, **asked)
+    with nullcontext() if waits else pytest.raises(PlacementError, match="has 2 slots"):
+        assert capacity(session, JobSpec(np=4)).slots is None
+    if asked:
+        with pytest.raises(PlacementError, match="np 8, the cluster has"):
+            capacity(session, JobSpec(np=8))
 
 
 def test_a_gang_with_a_limit_waits_for_executors_that_may_come(

@@ -150,6 +150,7 @@ MANY = [Job("", n, f"etl {n}") for n in range(1, 6)]
         (3, THREE, [], "3 executors"),
         (1, {"spark.cores.max": "8", "spark.executor.cores": "2"}, [], "1 of 4 executors so far"),
         (1, {"spark.cores.max": "2", "spark.executor.cores": "2"}, [], "1 executor"),
+        (1, {**THREE, "spark.master": "local[2]"}, [ETL], "1 executor; job 0 (etl) holds 3 slots"),
         (None, THREE, [ETL, Job(OWN, 1)], "job 0 (etl) holds 3 slots"),
         (1, {}, None, "1 executor"),
         (None, {}, None, ""),

@@ -34,7 +34,7 @@ _POLL_S = 0.05
 _SETTLED_S = 10.0
 """Executors of one application start within seconds of each other."""
 _FIRST_S = 60.0
-"""How long an application's first executor may take, in seconds: a container, its image, a JVM."""
+"""How long the first executor may take, and one known to be missing: a container, its image, a JVM."""
 _MOST_JOBS = 3
 """Number of jobs that are named to a gang that waits for their slots."""
 _PARALLELISM = ("spark.default.parallelism", "spark.sql.leafNodeDefaultParallelism")
@@ -194,20 +194,17 @@ def _watched(
 
 
 def _is_complete(seen: ExecutorList, settings: SessionSettings, spec: JobSpec) -> bool:
-    n_slots = seen.slots(settings.task_cpus, int(spec.gpu is True))
-    return n_slots >= spec.np or _is_settled(seen, settings)
-
-
-def _is_settled(seen: ExecutorList, settings: SessionSettings) -> bool:
-    """True if no more executors are expected."""
-    if settings.is_local:
+    """True if there are enough executors, or no more are expected."""
+    slots = [each.slots(settings.task_cpus, int(spec.gpu is True)) for each in seen.executors]
+    if sum(slots) >= spec.np:
         return True
     expected = settings.expected_executors
-    if expected is not None and len(seen.executors) >= expected:
+    if expected is not None and len(slots) >= expected:
         return True
-    # A lost one is replaced, as slowly as the first one starts.
-    is_first = seen.has_lost or not seen.executors
-    return seen.at_s - seen.changed_at_s > (_FIRST_S if is_first else _SETTLED_S)
+    # Missing ones come, and a lost one is replaced, as slowly as the first one starts.
+    could_fit = expected is not None and expected * max(slots, default=0) >= spec.np
+    is_slow = seen.has_lost or not slots or could_fit
+    return seen.at_s - seen.changed_at_s > (_FIRST_S if is_slow else _SETTLED_S)
 
 
 def _slots(

@@ -74,7 +74,9 @@ class SessionSettings:
 
     @property
     def expected_executors(self) -> int | None:
-        """Number of executors that the application has asked for; None if unknown."""
+        """Number of executors that the application will have if the cluster has room; None if unknown."""
+        if self.is_local:
+            return 1
         if self.n_executors is None and self.max_cores is not None and self.executor_cores:
             return self.max_cores // self.executor_cores
         return self.n_executors
