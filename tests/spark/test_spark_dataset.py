@@ -14,6 +14,7 @@ import hydrogen_magic as hm
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.errors import HydrogenError
+from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.views.row_progress import RowProgress
 from tests.documented import covers
 from tests.gangs import ended, wait_until
@@ -72,6 +73,36 @@ def test_a_frame_of_connect_is_read_here(spark: Any, shared: Path) -> None:
         rows = hm.dataset(numbers(spark), path=path)
         check_here(rows)
     assert hm.dataset(numbers(spark), path=shared) is rows, "the same plan"
+
+
+@pytest.mark.parametrize("spark", [CONNECT], indirect=True)
+def test_a_frame_of_connect_has_the_rows_of_its_views_and_functions_now(spark: Any) -> None:
+    """Spark analyses it at each use, also the frame of the earlier call."""
+    from pyspark.sql.connect.functions import udf
+    from pyspark.sql.types import LongType
+
+    first = 0
+
+    def frames() -> list[Any]:
+        shifted = udf(lambda n: n + first, LongType())("id").alias("x")
+        return [spark.sql("select id as x from rows"), spark.range(3).select(shifted)]
+
+    def written(frames: list[Any]) -> list[DatasetHandle]:
+        spark.range(first, first + 3).createOrReplaceTempView("rows")
+        handles = [hm.dataset(frame) for frame in frames]
+        found = [rows_of(hm.shard(rows).to_numpy()) for rows in handles]
+        assert found == [[first, first + 1, first + 2]] * 2
+        return handles
+
+    spark.range(1).createOrReplaceTempView("rows")
+    same = frames()
+    of_view, _ = written(same)
+    assert written(frames())[0] is of_view
+    first = 10
+    written(same)
+    written(frames())
+    spark.catalog.dropTempView("rows")
+    assert hm.dataset(spark.range(10, 13).selectExpr("id as x")).n_rows == 3
 
 
 @pytest.mark.parametrize("spark", [CLASSIC, CONNECT_TOO], indirect=True)

@@ -34,6 +34,7 @@ def test_a_frame_of_a_stopped_session_is_refused(
     session = sessions.Session(stopped, False, "app", "spark://host:7077")
     monkeypatch.setattr(sessions, "of", lambda frame: session)
     frame = SimpleNamespace(isStreaming=False, columns=[], schema=SimpleNamespace(fields=[]))
+    frame.alias = lambda name: SimpleNamespace(semanticHash=lambda: 0)
     with pytest.raises(PlacementError, match=r"DataFrame was stopped: create one.*'sc://HOST'"):
         use(frame)
 

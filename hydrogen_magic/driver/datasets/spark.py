@@ -42,12 +42,23 @@ _DATABRICKS = ("/Volumes/", "/Workspace/")
 
 
 @dataclass(frozen=True)
+class _Key:
+    """What a DataFrame has in common with an earlier one whose rows are its rows."""
+
+    application: str
+    path: AnyPath | None
+    schema: Any
+    """Equal plans may differ in the names of their columns."""
+    plan_hash: int
+    """When the rows were written: later the same DataFrame may be other rows."""
+
+
+@dataclass(frozen=True)
 class _Written:
     """A DataFrame that was written."""
 
     frame: Any
-    application: str
-    path: AnyPath | None
+    key: _Key
     folder: DatasetFolder
     handle: DatasetHandle
 
@@ -74,14 +85,15 @@ def dataset(frame: Any, path: AnyPath | None, *, reuse: bool) -> DatasetHandle:
     _check(frame)
     session = sessions.of(frame).of_this_thread()
     _written[:] = [each for each in _written if each.folder.is_there]
+    key = _Key(session.application, path, frame.schema, sessions.plan_hash(frame))
     if reuse:
         for earlier in reversed(_written):  # of several, the last one that was written on request
-            if _is_same(earlier, frame, session, path):
+            if earlier.key == key and _is_same(earlier, frame):
                 return earlier.handle.shared()
     session.refuse_if_stopped()
     folder = folders.new(path)
     handle = handles.written(folder, lambda to: _write(frame, session, to, path is not None))
-    _written.append(_Written(frame, session.application, path, folder, handle))
+    _written.append(_Written(frame, key, folder, handle))
     return handle
 
 
@@ -98,16 +110,13 @@ def _check(frame: Any) -> None:
         raise TypeError(f"hm.dataset(): {error}") from error
 
 
-def _is_same(earlier: _Written, frame: Any, session: Session, path: AnyPath | None) -> bool:
-    """Return whether the frame was written already: by its plan, its columns and the place."""
-    is_same_place = (earlier.application, earlier.path) == (session.application, path)
-    # Equal plans may differ in the names of their columns.
-    if not is_same_place or earlier.frame.schema != frame.schema:
-        return False
-    if not earlier.frame.sameSemantics(frame):
-        return False
-    with suppress(OSError):
-        return handles.of_files(earlier.folder.data).n_rows == earlier.handle.n_rows
+def _is_same(earlier: _Written, frame: Any) -> bool:
+    """Return whether these are equal plans, which hashes alone do not say, and the rows are still there."""
+    with suppress(
+        Exception
+    ):  # its files were deleted or, through Spark Connect, a view of its plan was
+        is_same = earlier.frame.sameSemantics(frame)
+        return is_same and handles.of_files(earlier.folder.data).n_rows == earlier.handle.n_rows
     return False
 
 

@@ -16,6 +16,7 @@ from typing import Any
 
 from hydrogen_magic.capture.values import Captured
 from hydrogen_magic.core.job import JobSpec
+from hydrogen_magic.driver.placements.spark.spark_session import plan_hash
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.node.prediction.options import InferOptions
@@ -54,7 +55,7 @@ def fingerprint(
         **fingerprints.of_options(options, spec.env),
         **fingerprints.of_columns(columns),
         **_time_zone(frame, columns),
-        PLAN: str(frame.semanticHash()),
+        PLAN: str(plan_hash(frame)),
         "--columns": ",".join(options.kept(frame.columns)),
     }
 

@@ -368,6 +368,15 @@ def of(frame: Any) -> Session:
     return _session(frame.sparkSession)
 
 
+def plan_hash(frame: Any) -> int:
+    """Return the hash of a DataFrame's plan as it is now.
+
+    Through Spark Connect a DataFrame is analysed again at each use, with the views and the globals of its
+    functions as they are then; its own ``semanticHash()`` is that of the first call.
+    """
+    return int(frame.alias("rows").semanticHash())
+
+
 def _session(spark: Any) -> Session:
     """Raises PlacementError if the session has ended or its version is too old."""
     is_connect = _is_connect(spark)
