@@ -69,10 +69,12 @@ def check_here(rows: Any) -> None:
 @pytest.mark.parametrize("spark", [CONNECT], indirect=True)
 def test_a_frame_of_connect_is_read_here(spark: Any, shared: Path) -> None:
     """By this process; ranks read what a classic session has written in the same way."""
+    frame = numbers(spark).withColumnRenamed("label", "a.`b")
     for path in (None, shared):
-        rows = hm.dataset(numbers(spark), path=path)
+        rows = hm.dataset(frame, path=path)
         check_here(rows)
-    assert hm.dataset(numbers(spark), path=shared) is rows, "the same plan"
+        assert rows.columns[1][0] == "a.`b"
+    assert hm.dataset(numbers(spark).toDF(*frame.columns), path=shared) is rows, "the same plan"
 
 
 @pytest.mark.parametrize("spark", [CONNECT], indirect=True)

@@ -192,10 +192,10 @@ def _check_visible(folder: str, n_rows: int) -> None:
 
 def _by_session(frame: Any, session: Session, folder: str, tag: str, progress: RowProgress) -> None:
     with without_pandas_warning():
-        packed = frame.mapInArrow(_packer(), "rows binary")
+        packed = sessions.numbered(frame).mapInArrow(_packer(), "rows binary")
 
     def receive() -> bool:
-        tables = _unpacked(packed.toLocalIterator())
+        tables = _unpacked(packed.toLocalIterator(), frame.columns)
         first = next(tables, None)
         if first is not None:
             progress.hide_tasks()  # Spark runs the next partition's only when its rows are fetched
@@ -223,11 +223,11 @@ def _packer() -> Callable[[Iterator[Any]], Iterator[Any]]:
     return hydrogen_magic_dataset
 
 
-def _unpacked(rows: Iterator[Any]) -> Iterator[Any]:
+def _unpacked(rows: Iterator[Any], names: list[str]) -> Iterator[Any]:
     import pyarrow as pa
 
     for row in rows:
-        yield pa.ipc.open_stream(bytes(row[0])).read_all()
+        yield pa.ipc.open_stream(bytes(row[0])).read_all().rename_columns(names)
 
 
 # ── jobs ─────────────────────────────────────────────────────────────────────────────────────────

@@ -20,7 +20,11 @@ from hydrogen_magic.capture.values import Captured
 from hydrogen_magic.core import memory_settings
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver.placements.remote import forwarded_settings, packaging
-from hydrogen_magic.driver.placements.spark.spark_session import Session, without_pandas_warning
+from hydrogen_magic.driver.placements.spark.spark_session import (
+    Session,
+    numbered,
+    without_pandas_warning,
+)
 from hydrogen_magic.inference.spark import shipping
 
 _COLUMNS_SINCE = (4, 2)
@@ -81,8 +85,7 @@ class CellTask:
 
     def mapped(self, frame: Any, schema: Any, entry: str = "serve") -> Any:
         """Return the frame that the tasks make of ``frame`` by a function of ``inference_task``."""
-        renamed = frame.toDF(*(f"column_{number}" for number in range(len(frame.columns))))
-        task = self.with_config(names=frame.columns)
+        renamed, task = numbered(frame), self.with_config(names=frame.columns)
         with self._python_workers(), without_pandas_warning():
             return renamed.mapInArrow(task._function(entry), schema, profile=self.profile)
 

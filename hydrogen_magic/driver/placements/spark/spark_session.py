@@ -368,6 +368,14 @@ def of(frame: Any) -> Session:
     return _session(frame.sparkSession)
 
 
+def numbered(frame: Any) -> Any:
+    """Return the DataFrame with other names of its columns, for ``mapInArrow``.
+
+    pyspark looks up each column by its name there, where a dot means a field of a struct.
+    """
+    return frame.toDF(*(f"column_{number}" for number in range(len(frame.columns))))
+
+
 def plan_hash(frame: Any) -> int:
     """Return the hash of a DataFrame's plan as it is now.
 
