@@ -112,9 +112,8 @@ def _check(frame: Any) -> None:
 
 def _is_same(earlier: _Written, frame: Any) -> bool:
     """Return whether these are equal plans, which hashes alone do not say, and the rows are still there."""
-    with suppress(
-        Exception
-    ):  # its files were deleted or, through Spark Connect, a view of its plan was
+    # Its files may have been deleted or, through Spark Connect, a view of its plan.
+    with suppress(Exception):
         is_same = earlier.frame.sameSemantics(frame)
         return is_same and handles.of_files(earlier.folder.data).n_rows == earlier.handle.n_rows
     return False
