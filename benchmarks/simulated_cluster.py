@@ -129,6 +129,8 @@ class ModelView:
             json.dumps(message.content)
         self.spent_s += time.thread_time() - began_s
 
+    def withdraw_input(self) -> None: ...
+
     def close(self, state: GangState) -> None: ...
 
 
