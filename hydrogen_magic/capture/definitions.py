@@ -7,6 +7,7 @@ import builtins
 import inspect
 import textwrap
 import types
+from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
@@ -59,8 +60,8 @@ def check_definition(name: str, value: Any, source: str, namespace: Mapping[str,
         )
     if changed := _changed_name(value, made, namespace):
         raise CaptureError(
-            f"`{name}` cannot be saved: it was defined with another value of `{changed}`; run the cell that "
-            f"defines `{name}` again"
+            f"`{name}` cannot be saved: a default or an attribute is not the present value of `{changed}`; "
+            f"run the cell that defines `{name}` again"
         )
 
 
@@ -90,20 +91,35 @@ def _evaluated(value: Any, made: ast.stmt | None) -> Iterable[tuple[ast.expr, An
 
 
 def _attributes(cls: Any, made: ast.ClassDef) -> Iterator[tuple[ast.expr, Any]]:
-    """Yield the expressions of a class's attributes and fields, and the values that these got."""
-    fields = getattr(cls, "__dataclass_fields__", {})
-    values = {name: field.default for name, field in fields.items()}
+    """Yield the expressions of a class's attributes or fields, and the values that these have."""
+    values = {
+        name: each.default for name, each in vars(cls).get("__dataclass_fields__", {}).items()
+    }
+    is_dataclass = bool(values)
     if type(cls) is type and not made.decorator_list:  # else they may be anything
-        values = {**vars(cls), **values}
+        values = dict(vars(cls))
     # A name of the class itself, as in `b = a`, is none of the notebook; `a = a` is.
-    own = vars(cls).keys()
+    own, bound = vars(cls).keys(), Counter(_bound_in(made))
     for each in made.body:
         match each:
-            case (
-                ast.Assign(targets=[ast.Name(name)], value=expression)
-                | ast.AnnAssign(target=ast.Name(name), value=ast.expr() as expression)
-            ) if name in values and getattr(expression, "id", name) not in own - {name}:
-                yield expression, values[name]
+            case ast.AnnAssign(target=ast.Name(name), value=ast.expr() as expression):
+                pass
+            case ast.Assign(targets=[ast.Name(name)], value=expression) if not is_dataclass:
+                pass
+            case _:
+                continue
+        is_certain = name in values and bound[name] == 1 and not name.startswith("__")
+        if is_certain and getattr(expression, "id", name) not in own - {name}:
+            yield expression, values[name]
+
+
+def _bound_in(node: ast.AST) -> Iterator[str]:
+    """Yield the names that a class body assigns, each as often as it does."""
+    for child in ast.iter_child_nodes(node):
+        if isinstance(child, ast.Name) and not isinstance(child.ctx, ast.Load):
+            yield child.id
+        elif not isinstance(child, _FUNCTIONS | ast.ClassDef | ast.Lambda):
+            yield from _bound_in(child)
 
 
 def _defaults(value: Any, made: ast.stmt | None) -> Iterable[tuple[ast.expr, Any]]:

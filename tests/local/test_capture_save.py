@@ -258,7 +258,7 @@ def test_a_function_that_was_wrapped_after_its_definition_is_refused(notebook: N
     [
         "def f(x=lr, *, key=len, n=[]): return x",
         "@dataclass\nclass f:\n x: float = lr\n y: float = x",
-        "class f:\n x = y = 1\n z: float = lr\n x = y",
+        "class f:\n z: float = lr\n def g(self): z = 1\nf.n = 1",
     ],
 )
 def test_a_definition_with_a_name_that_has_another_value_now_is_refused(
@@ -270,8 +270,31 @@ def test_a_definition_with_a_name_that_has_another_value_now_is_refused(
         save(notebook, "print(f())", "s.py")
     for change in ("lr = 9", "del lr"):
         notebook.cell(change)
-        with pytest.raises(CaptureError, match=r"`f` cannot be saved: .* another value of `lr`"):
+        with pytest.raises(CaptureError, match=r"`f` cannot be saved: .* present value of `lr`"):
             save(notebook, "print(f())", "s.py")
+
+
+@pytest.mark.parametrize(
+    "definition",
+    [
+        "n = lr",
+        "n = lr\n n = other",
+        "n = lr\n n += 1",
+        "n: float = lr\n if n: n = 5.0",
+        "__new__ = made",
+        "a = lr\n n = a\n a = 1",
+    ],
+)
+@pytest.mark.parametrize("head", ["class f:\n", "class f(Base):\n", "@dataclass\nclass f(Base):\n"])
+def test_attributes_that_are_no_present_values_by_their_definition(
+    notebook: Notebook, head: str, definition: str
+) -> None:
+    notebook.cell(
+        "from dataclasses import dataclass\nlr = other = 0.5\nother = 2\n"
+        "def made(cls): return object.__new__(cls)\n@dataclass\nclass Base:\n n: float = 0.1"
+    )
+    notebook.cell(head + " " + definition)
+    save(notebook, "print(f())", "s.py")
 
 
 def test_a_function_whose_own_name_has_another_value_is_refused(notebook: Notebook) -> None:
