@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from typing import Protocol
 
 from hydrogen_magic.views.point_buckets import Buckets, Points
@@ -12,14 +13,15 @@ from hydrogen_magic.views.point_buckets import Buckets, Points
 
 @dataclass(frozen=True)
 class Tip:
-    """The newest step of a metric that at least half of the ranks that log it have reached.
+    """The newest step of a metric that more than half of the ranks that log it have reached.
 
     At the newest step of any rank, the mean would be the value of the one rank that is ahead.
     """
 
     step: int
     mean: float
-    """Of the ranks with a value at :attr:`step`; may not be finite."""
+    """Of the ranks that have reached :attr:`step`, each with its value there or at its last step before; may
+    not be finite."""
     end: int | None
     """Where the mean's line ends: the first step that most ranks have not reached, though one has."""
 
@@ -29,7 +31,7 @@ class Logged(Protocol):
 
     def reached(self) -> tuple[float, float]: ...
 
-    def at(self, step: float) -> float | None: ...
+    def at(self, step: float) -> tuple[float, float] | None: ...
 
 
 @dataclass(frozen=True)
@@ -43,9 +45,9 @@ class WithBad:
         (last, newest), (last_bad, newest_bad) = self.finite.reached(), self.bad.reached()
         return max(last, last_bad), max(newest, newest_bad)
 
-    def at(self, step: float) -> float | None:
-        value = self.bad.at(step)
-        return self.finite.at(step) if value is None else value
+    def at(self, step: float) -> tuple[float, float] | None:
+        found = filter(None, (self.bad.at(step), self.finite.at(step)))
+        return max(found, key=itemgetter(0), default=None)
 
 
 def tip_of(ranks: Sequence[Logged], earlier: Sequence[Logged]) -> Tip | None:
@@ -57,17 +59,18 @@ def tip_of(ranks: Sequence[Logged], earlier: Sequence[Logged]) -> Tip | None:
     if not reached:
         return tip_of(earlier, ()) if earlier else None
     # A rank that counts its steps from 0 again, as in each epoch, is where it logged last.
-    step = _reached_by_half(last for last, _ in reached)
-    values = [value for rank in (*ranks, *earlier) if (value := rank.at(step)) is not None]
-    end = _reached_by_half(newest for _, newest in reached) + 1
+    step = _reached_by_most(last for last, _ in reached)
+    found = (rank.at(step) for rank in (*ranks, *earlier) if rank.reached()[0] >= step)
+    values = [value for _, value in filter(None, found)]
+    end = _reached_by_most(newest for _, newest in reached) + 1
     reached += [rank.reached() for rank in earlier]
     is_passed = max(newest for _, newest in reached) >= end
     return Tip(int(step), sum(values) / len(values), int(end) if is_passed else None)
 
 
-def _reached_by_half(steps: Iterable[float]) -> float:
+def _reached_by_most(steps: Iterable[float]) -> float:
     ordered = sorted(steps)
-    return ordered[len(ordered) // 2]
+    return ordered[(len(ordered) - 1) // 2]
 
 
 def n_before_end(buckets: Buckets, width: int, tip: Tip | None) -> int:

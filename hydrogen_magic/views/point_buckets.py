@@ -39,10 +39,11 @@ class Points:
         self._steps = GrowableArray(np.float64)
         self._values = GrowableArray(np.float64)
         self._n_examined = 0
-        """Points of which the next attributes are."""
+        """Number of points that the next three attributes cover."""
         self._last_step = -np.inf
         self._newest_step = -np.inf
-        self._is_rising = True
+        self._run_start = 0
+        """Place of the first point of the last epoch, if each counts its steps from 0."""
 
     def __len__(self) -> int:
         return len(self._steps)
@@ -61,25 +62,23 @@ class Points:
         return self._last_step, self._newest_step
 
     def _examine(self, steps: NDArray[np.float64]) -> None:
+        falls = np.flatnonzero(steps[1:] < steps[:-1])
+        if len(falls):
+            self._run_start = self._n_examined + int(falls[-1]) + 1
+        elif steps.item(0) < self._last_step:
+            self._run_start = self._n_examined
         self._last_step = steps.item(-1)
-        is_rising = len(steps) == 1 or bool((steps[1:] >= steps[:-1]).all())
-        self._is_rising &= is_rising and steps.item(0) >= self._newest_step
-        newest = self._last_step if is_rising else float(steps.max())
+        newest = float(steps.max()) if len(falls) else self._last_step
         self._newest_step = max(self._newest_step, newest)
 
-    def at(self, step: float) -> float | None:
-        """Return the value that was logged last for ``step``; None if there is none."""
-        last, newest = self.reached()
-        if step > newest:
-            return None
-        if step == last:  # as of most ranks
-            return float(self._values.array[-1])
-        steps, values = self.since(0)
-        if self._is_rising:
-            i = int(steps.searchsorted(step, side="right")) - 1
-            return values.item(i) if i >= 0 and steps.item(i) == step else None
-        found = values[steps == step]
-        return found.item(-1) if len(found) else None
+    def at(self, step: float) -> tuple[float, float] | None:
+        """Return the newest step of the last epoch up to ``step``, and its value; None if there is none."""
+        last, _ = self.reached()
+        if last <= step:  # as of most ranks
+            return (last, float(self._values.array[-1])) if len(self) else None
+        steps, values = self.since(self._run_start)
+        i = int(steps.searchsorted(step, side="right")) - 1
+        return (steps.item(i), values.item(i)) if i >= 0 else None
 
     def before(self, step: float) -> Points:
         """Return the points before ``step``."""

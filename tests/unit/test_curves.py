@@ -312,13 +312,13 @@ def of_ranks(*n_steps: int) -> list[ev.Event]:
         ([21] + [20] * 16, Tip(19, 8.0, 20)),
         ([20] * 17, Tip(19, 8.0, None)),
         ([5], Tip(4, 0.0, None)),
-        ([9, 8], Tip(8, 0.0, None)),  # one of two is half of them
+        ([9, 8], Tip(7, 0.5, 8)),
         ([9, 8, 8], Tip(7, 1.0, 8)),
-        ([9, 9, 1, 8], Tip(8, 0.5, None)),
+        ([9, 9, 1, 8], Tip(7, 4 / 3, 8)),
         ([2000] * 3 + [3000], Tip(1999, 1.5, 2000)),  # of buckets of four steps
     ],
 )
-def test_the_mean_ends_where_half_of_the_ranks_are(n_steps: list[int], tip: Tip) -> None:
+def test_the_mean_ends_where_most_ranks_are(n_steps: list[int], tip: Tip) -> None:
     assert tip_after(*of_ranks(*n_steps)) == tip
 
 
@@ -327,6 +327,13 @@ def test_only_ranks_that_log_a_metric_are_counted() -> None:
     curves = Curves()
     curves.feed([*validating, *of_ranks(9, 9, 9)])
     assert curves.tip("accuracy") == Tip(7, 0.5, None)
+
+
+def test_ranks_that_log_other_steps_count_with_their_last_value() -> None:
+    rare = batch(1, [0, 10, 20], loss=[1.0, 2.0, 3.0])
+    assert tip_after(batch(0, range(25), loss=[5.0] * 25), rare) == Tip(20, 4.0, 21)
+    often = [batch(rank, range(0, 30, 3), loss=[5.0] * 10) for rank in (0, 2)]
+    assert tip_after(*often, rare) == Tip(27, 5.0, None)
 
 
 def test_a_value_that_is_not_finite_is_part_of_the_mean_and_moves_its_end() -> None:
@@ -347,6 +354,8 @@ def test_a_value_that_is_not_finite_is_part_of_the_mean_and_moves_its_end() -> N
 def test_a_rank_is_where_it_logged_last_if_it_counts_again_from_0() -> None:
     again = [batch(rank, [0, 1], loss=[10.0 + rank] * 2) for rank in range(3)]
     assert tip_after(*of_ranks(100, 100, 100), *again) == Tip(1, 11.0, None)
+    ahead = batch(0, [2, 3], loss=[9.0, 9.0])
+    assert tip_after(*of_ranks(100, 100, 100), *again, ahead) == Tip(1, 11.0, None)
 
 
 def test_ranks_that_have_not_logged_since_a_restart_do_not_count() -> None:

@@ -127,7 +127,7 @@ export const MARKS: readonly Mark[] = ["", "straggler", "stopped", "dead", "wait
 export const ALL_RANKS = -1;
 
 /**
- * The newest step of a metric that at least half of the ranks that log it have reached: at that of the one
+ * The newest step of a metric that more than half of the ranks that log it have reached: at that of the one
  * rank that is ahead, the mean would be its value.
  */
 export interface Tip {

@@ -168,7 +168,7 @@ describe("the mean while a rank is ahead", () => {
   const ends = (metric: Metric, mode: Options["mode"] = "both") =>
     shape(metric, { ...PLAIN, mode }).values.map((values) => values.findLast((v) => v != null));
 
-  it("and its range end where half of the ranks are; lines of ranks at their own last point", () => {
+  it("and its range end where most of the ranks are; lines of ranks at their own last point", () => {
     const metric = metricOf(whoLogItself(n_steps), 1, {}, tip);
     const made = shape(metric, PLAIN);
     const lengths = made.values.map((values) => values.findLastIndex((v) => v !== undefined) + 1);
@@ -182,6 +182,11 @@ describe("the mean while a rank is ahead", () => {
     expect(ends(metric, "mean")).toEqual([3, 0, 1.5]);
     const early = metricOf(whoLogItself([3, 1, 1, 1]), 4, {}, { step: 0, mean: 1.5, end: 1 });
     expect(shape(early, PLAIN).values[0]).toEqual([3]);
+  });
+
+  it("is missing in a detail of steps that few ranks have reached", () => {
+    const beyond = metricOf({ 0: [[20, 0]], 1: [[20, 4]] }, 1, {}, tip);
+    expect(ends(beyond, "mean")).toEqual([undefined, undefined, undefined]);
   });
 
   it("is the value of each rank where all have the same, as far as any has come", () => {

@@ -29,7 +29,7 @@ export function Summary({ metric, reading, isLogAsked }: SummaryProps) {
         <output
           title={
             reading.steps === null
-              ? "mean of the ranks, at the newest step that half of them have reached"
+              ? "mean of the ranks, at the newest step that most of them have reached"
               : "mean of the ranks with a value there"
           }
         >

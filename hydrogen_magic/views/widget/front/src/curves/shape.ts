@@ -87,13 +87,17 @@ export const isPositive = (buckets: Buckets) =>
 
 /**
  * How many buckets of all ranks the mean's line has: the whole ones before its end, and at least the
- * first. In the others, the ranks that are ahead count more than the rest. The line that all ranks have
- * in common is that of each of them, and has no end before theirs.
+ * first, as in `curve_tips.py`. In the others, the ranks that are ahead count more than the rest. The line
+ * that all ranks have in common is that of each of them, and has no end before theirs.
  */
 function lengthOfMean(metric: Metric, all: Buckets): number {
-  const end = metric.tip?.end ?? null;
-  if (end === null || areAlike(metric)) return all.n;
-  return Math.max(1, lowerBound(all.keys, all.n, Math.floor(end / metric.width)));
+  const { tip } = metric;
+  if (tip === null || tip.end === null || areAlike(metric)) return all.n;
+  const isBefore = all.n > 0 && num(all.keys, 0) * metric.width <= tip.step; // not a detail beyond it
+  return Math.max(
+    Number(isBefore),
+    lowerBound(all.keys, all.n, Math.floor(tip.end / metric.width)),
+  );
 }
 
 /**

@@ -40,7 +40,7 @@ export interface Rows {
 }
 
 /**
- * The ranks' last values from the table, and the mean at the newest step that half of them have reached.
+ * The ranks' last values from the table, and the mean at the newest step that most of them have reached.
  * A large gang tells that step, since it does not show all values that it is the mean of.
  */
 export function readLast(metric: Metric, rows: Rows): Reading | null {
