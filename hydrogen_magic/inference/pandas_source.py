@@ -153,12 +153,12 @@ def _rows_of(frame: pd.DataFrame, done: RowRanges) -> pd.DataFrame:
 
 def _values(column: pa.ChunkedArray) -> Any:
     """Return a predicted column as an array of pandas that may be written."""
-    if has_tensors(column.type) and not any(map(has_nullable_items, column.chunks)):
+    if any(has_nullable_items(array.drop_null()) for array in column.chunks):
+        return _objects(column.to_pylist())
+    if has_tensors(column.type):
         return _objects([cell for array in column.chunks for cell in tensors(array)])
-    exact = [exact_cells(array) for array in column.chunks]
-    if any(cells is not None for cells in exact):
-        found = zip(exact, column.chunks, strict=True)
-        return _objects([x for cells, array in found for x in cells or array.to_pandas()])
+    if any(map(has_nullable_items, column.chunks)):  # of null rows
+        return _objects([cell for array in column.chunks for cell in exact_cells(array)])
     series = column.to_pandas(types_mapper=nullable_dtype if column.null_count else None)
     is_view = column.num_chunks == 1
     return (series.copy() if is_view else series).array

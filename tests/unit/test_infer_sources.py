@@ -463,6 +463,16 @@ def test_whole_numbers_beside_nulls_stay_exact_inside_nested_types(column: pa.Ar
         assert repr(plain) == repr(column.to_pylist()), "no float"
 
 
+def test_lists_are_of_one_type_whichever_chunk_has_null_items() -> None:
+    def predict(chunk: pa.Table) -> pa.Table:
+        rows = [[1, 2], [3, None], [5, 6]][chunk["n"][0].as_py() :][: chunk.num_rows]
+        return pa.table({"x": pa.array(rows, pa.list_(pa.int64()))})
+
+    frame, options = pd.DataFrame({"n": range(3)}), InferOptions(only=True)
+    done = predicted(frame, predict, options, batch_size=1)
+    assert done["x"].tolist() == [[1, 2], [3, None], [5, 6]]
+
+
 def test_writing_to_a_result_leaves_the_frame_alone() -> None:
     frame = pd.DataFrame({"a": [1.0, 2.0, 3.0]})
     done = predicted(frame, counted)

@@ -108,6 +108,27 @@ def test_without_a_shared_disk_an_earlier_run_stays(resumed: KeptPartitions) -> 
     assert numbers(resumed.earlier()) == []
 
 
+def test_a_run_that_succeeds_after_the_disk_was_full_deletes_the_earlier_partitions(
+    resumed: KeptPartitions,
+) -> None:
+    resumed.give_up()
+    group: Any = SimpleNamespace(
+        _now_s=float,
+        _report_disk=lambda now_s, sink: None,
+        _emit=lambda sink, events: None,
+        _progress=SimpleNamespace(end=lambda now_s, n_rows: []),
+        _run=SimpleNamespace(kept=None, widened=[], n_rows=10),
+        _kept=resumed,
+        _prints=PRINTS,
+        _is_stopped=False,
+        _n_ranks=0,
+    )
+    job: Any = SimpleNamespace(exception=lambda: None, result=lambda: "the result")
+    sink: Any = None
+    spark_gang.TaskAgentGroup._end(group, job, sink)
+    assert group.value == "the result" and not resumed.folder.exists()
+
+
 def test_a_run_in_sparks_cache_is_continued_where_executors_share_the_disk(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -9,13 +9,13 @@ several made together.
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
-from hydrogen_magic.node.prediction.arrow_types import arrays_inside, parts_of
+from hydrogen_magic.node.prediction.arrow_types import parts_of
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.chunking import in_groups, one_batch
 from hydrogen_magic.node.prediction.ndarray_columns import shaped
@@ -47,8 +47,9 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
         if isinstance(field.type, pa.FixedShapeTensorType):
             cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
-        elif (exact := exact_cells(column)) is not None:
-            frame.isetitem(place, pd.Series(exact, dtype=object, index=frame.index))
+        elif has_nullable_items(column):
+            cells = pd.Series(exact_cells(column), dtype=object, index=frame.index)
+            frame.isetitem(place, cells)
         elif column.null_count and nullable_dtype(field.type) is not None:
             frame.isetitem(place, column.to_pandas(types_mapper=nullable_dtype).array)
     if isinstance(frame.index, pd.RangeIndex):
@@ -73,32 +74,24 @@ def part(frame: Any, start: int, stop: int) -> Any:
     return cut
 
 
-def exact_cells(column: pa.Array) -> list[Any] | None:
-    """Return the values of a nested column whose integers or booleans PyArrow would convert to floats.
-
-    It does so beside null items, and beside what null rows have for items. None: in no value of this column.
-    """
-    if not has_nullable_items(column, parts_of):
-        return None
+def exact_cells(column: pa.Array) -> list[Any]:
+    """Return the values of a column with :func:`has_nullable_items`: with null items, Python objects."""
     known = column.drop_null()
-    if has_nullable_items(known, parts_of):
+    if has_nullable_items(known):
         objects: list[Any] = column.to_pylist()
         return objects
     values = iter(known.to_pandas())
     return [next(values) if is_known else None for is_known in column.is_valid().to_pylist()]
 
 
-def has_nullable_items(
-    column: pa.Array, inside: Callable[[pa.Array], list[pa.Array]] = arrays_inside
-) -> bool:
+def has_nullable_items(column: pa.Array) -> bool:
     """Return whether a nested type has null items, at any depth, that only a nullable dtype could hold.
 
-    ``inside``: returns the arrays in a nested array, with or without those of null rows.
+    PyArrow would convert them, and the items beside them, to floats. Null rows have items, too.
     """
     return any(
-        (array.null_count and nullable_dtype(array.type) is not None)
-        or has_nullable_items(array, inside)
-        for array in inside(column)
+        (array.null_count and nullable_dtype(array.type) is not None) or has_nullable_items(array)
+        for array in parts_of(column)
     )
 
 

@@ -68,7 +68,7 @@ class OwnColumns:
         return [name for name in names if name in columns]
 
     def nested(self, rows: Any) -> Sequence[pa.Field]:
-        """Return those of a nested type, whose values alone do not show it: pairs of a map are tuples."""
+        """Return the kept fields of a nested type, which values do not show: pairs of a map are tuples."""
         self._kept_of(rows)
         return self._nested
 
