@@ -65,6 +65,8 @@ _KEEP_DATA_S = 7 * 86400.0
 _KEEP_BYTES = 10 * 10**9
 """Events and output of many ranks that log for days take gigabytes."""
 
+_BEGINS_S = 10.0
+"""How long a record may be empty while its run begins."""
 _SILENT_S = 60.0
 """Health is recorded about once a second: after this silence, a run seems over whose owner is on another
 machine, or which could not record its end."""
@@ -385,15 +387,23 @@ def summary(gang_id: str) -> Summary | None:
         return None
 
 
-def unreadable() -> dict[str, str]:
-    """Return why records cannot be read, by the ids of their runs, which :func:`recent` leaves out."""
-    found: dict[str, str] = {}
-    for name in sorted(filter(_GANG_ID.fullmatch, recent_ids())):
-        try:
-            _summary(name)
-        except HydrogenError as error:
-            found[name] = str(error)
-    return found
+def why_unreadable(gang_id: str) -> str:
+    """Return why the record of a run cannot be read; empty if it can be, or there is none yet."""
+    try:
+        file = (run_dir(gang_id) / _EVENTS).stat()
+    except (OSError, HydrogenError):
+        return ""
+    try:
+        _summary(gang_id)
+    except HydrogenError as error:
+        begins = not file.st_size and time.time() - file.st_mtime < _BEGINS_S
+        return "" if begins else str(error)
+    return ""
+
+
+def unreadable() -> list[str]:
+    """Return the ids of runs whose record cannot be read, which :func:`recent` leaves out."""
+    return sorted(name for name in recent_ids() if why_unreadable(name))
 
 
 def _summary(gang_id: str) -> Summary:
@@ -402,7 +412,7 @@ def _summary(gang_id: str) -> Summary:
         first, last = file.readline(), _last_line(file.fileno())
         if not first:
             raise HydrogenError(
-                f"the record of run {gang_id!r} is empty: its disk was full, or it begins"
+                f"the record of run {gang_id!r} is empty: its disk was full, or the run has only just begun"
             )
         launched, newest = _decode(first, gang_id), _decode(last or first, gang_id)
     if not isinstance(launched, ev.GangLaunched):
@@ -635,8 +645,9 @@ def _files(gang_id: str) -> dict[str, int]:
 def delete(gang_id: str) -> None:
     """Delete the record of a run, and what it keeps elsewhere, if there is a place for records."""
     with suppress(OSError):
+        folder = runs_dir() / gang_id
         delete_kept(gang_id)
-        shutil.rmtree(runs_dir() / gang_id, ignore_errors=True)
+        shutil.rmtree(folder, ignore_errors=True)
 
 
 def is_unseen(gang_id: str) -> bool:

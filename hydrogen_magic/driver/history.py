@@ -84,7 +84,7 @@ def states(limit: int | None = None) -> list[GangState]:
 
 def unreadable_line() -> str:
     """Return a line about records that cannot be read, which lists leave out; empty without any."""
-    ids = list(run_log.unreadable())
+    ids = [each for each in run_log.unreadable() if each not in launcher.gangs()]
     if not ids:
         return ""
     return f"{counted(len(ids), 'record')} cannot be read ({first_of(ids, 4)}): %gang show {ids[0]} says why"

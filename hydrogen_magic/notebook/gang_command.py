@@ -302,7 +302,7 @@ def _find(name: str | None) -> Gang:
 
 def _refuse_unreadable(name: str | None, live: Mapping[str, Gang]) -> None:
     """Raise ArgumentsError if ``name`` is the ID of a run whose record cannot be read."""
-    why = "" if name in live else run_log.unreadable().get(name or "", "")
+    why = "" if name is None or name in live else run_log.why_unreadable(name)
     if why:
         raise ArgumentsError(why)
 

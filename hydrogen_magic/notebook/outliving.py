@@ -30,8 +30,9 @@ def attachable_lines(*, running_alone: bool = False) -> Iterator[str]:
 
     ``running_alone``: leave out those that have ended.
     """
-    for gang_id, why in run_log.unreadable().items():
+    for gang_id in run_log.unreadable():
         if run_log.is_unseen(gang_id) and gang_id not in launcher.gangs():
+            why = run_log.why_unreadable(gang_id)
             yield f"gang {gang_id} was launched with --outlive, but cannot be attached to: {why}"
     for found in run_log.recent():
         is_elsewhere = found.launched.outlives and found.gang not in launcher.gangs()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import time
 from dataclasses import replace
@@ -195,6 +196,9 @@ def test_a_record_that_cannot_be_read_is_not_denied(
     file = write("a1b2") / "events.jsonl"
     file.unlink()
     file.mkdir() if content is None else file.write_bytes(content)
+    if content == b"":
+        assert not run_log.unreadable(), "it may have just begun"
+        os.utime(file, (0, 0))
     (file.parent / run_log.UNSEEN).touch()
     told = f"the record of run 'a1b2' {why}"
     for find in (gang_command._find, gang_command.reachable):
