@@ -457,14 +457,15 @@ def end_with_kernel() -> None:
     tracking.finish_all(max(0.0, began_s + _TRACKED_S - time.monotonic()))
 
 
-def note_shutdown() -> None:
-    """Note in the records of gangs that have just been stopped that their kernel was shut down.
+def note_shutdown(began: float) -> None:
+    """Note in the records of gangs that had just been stopped that their kernel was shut down.
 
     Jupyter interrupts a kernel before it asks for that, which stops the gang of the current cell.
+    ``began``: when it asked, in Unix time.
     """
     for gang in gangs().values():
         state = gang.snapshot()
-        is_recent = time.time() - state.wall_time - state.now_s < _INTERRUPTED_S
+        is_recent = began - state.wall_time - state.now_s < _INTERRUPTED_S
         is_stopped = (state.state, state.stop_reason) == ("STOPPED", "user")
         if is_stopped and is_recent and not state.outlives:
             run_log.write_end(gang.folder, ev.KERNEL_ENDED)

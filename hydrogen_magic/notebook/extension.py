@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import time
 import warnings
 from contextlib import suppress
 from typing import Any
@@ -77,8 +78,9 @@ def _end_before_other_processes(kernel: Any) -> None:
 
     @functools.wraps(shut_down)
     def do_shutdown(*args: Any, **kwargs: Any) -> Any:
+        began = time.time()
         launcher.end_with_kernel()
-        launcher.note_shutdown()
+        launcher.note_shutdown(began)
         folders.delete_all()
         return shut_down(*args, **kwargs)
 
