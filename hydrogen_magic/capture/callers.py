@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import linecache
 import sys
 import types
@@ -12,6 +13,7 @@ from typing import Any
 
 from hydrogen_magic.capture.imports import Statement, import_statements
 from hydrogen_magic.capture.modules import local_paths
+from hydrogen_magic.serialization.pickler import names_of
 
 
 @dataclass(frozen=True)
@@ -30,8 +32,8 @@ class Code:
         return next((found.value() for found in self._imports if found.name == name), None)
 
     def importing(self, name: str, value: Any) -> list[Statement]:
-        """Return the import statements that bind ``name`` to ``value``."""
-        return [statement for statement in self._imports if statement.gives(name, value)]
+        """Return the last import statement that binds ``name`` to ``value``, if there is one."""
+        return [statement for statement in self._imports if statement.gives(name, value)][-1:]
 
     @functools.cached_property
     def _imports(self) -> list[Statement]:
@@ -41,7 +43,7 @@ class Code:
 def code_of_callers(function: Any) -> list[Code]:
     """Return the code of the script, and of the local modules of ``function`` and of those on the stack."""
     main = vars(sys.modules["__main__"])
-    on_ranks = {id(names): names for names in (main, getattr(function, "__globals__", main))}
+    on_ranks = {id(names): names for names in (main, _globals_of(function) or main)}
     found = {**on_ranks}
     frame: types.FrameType | None = sys._getframe(1)
     while frame is not None:
@@ -54,9 +56,18 @@ def code_of_callers(function: Any) -> list[Code]:
     return [Code([text], names, id(names) in on_ranks) for text, names in texts if text]
 
 
+def _globals_of(function: Any) -> dict[str, Any]:
+    """Return the contents of the module of a function, a class, or a callable object; empty if unknown."""
+    while isinstance(function, functools.partial):
+        function = function.func
+    function = inspect.unwrap(function)
+    home = getattr(function, "__module__", None) or type(function).__module__
+    return getattr(function, "__globals__", None) or names_of(str(home))
+
+
 def _source(names: dict[str, Any], is_main: bool) -> str:
     file = names.get("__file__")
     if isinstance(file, str):
         return "".join(linecache.getlines(file, names))
-    is_text = is_main and sys.argv[:1] == ["-c"]  # python -c TEXT ARGUMENT...
-    return "".join(sys.orig_argv[-len(sys.argv) :][:1]) if is_text else ""
+    arguments = sys.orig_argv if is_main else []
+    return "".join(arguments[arguments.index("-c") + 1 :][:1]) if "-c" in arguments else ""

@@ -5,6 +5,8 @@ from __future__ import annotations
 import importlib
 import sys
 import types
+from collections.abc import Callable
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -63,11 +65,9 @@ def test_a_script(folder: Path, monkeypatch: pytest.MonkeyPatch, is_file: bool) 
     write(folder, {"script.py": text})
     main = types.ModuleType("__main__")
     monkeypatch.setitem(sys.modules, "__main__", main)
-    monkeypatch.setattr(sys, "argv", ["-c", "5"])
     monkeypatch.setattr(sys, "orig_argv", ["python", "-c", text, "5"])
     if is_file:
         main.__file__ = str(folder / "script.py")
-        monkeypatch.setattr(sys, "argv", ["script.py"])
     exec(text, vars(main))
     assert changes_in(capture_call(vars(main)["jobs"].work, (), {})) == {"conf.LR": 5}
 
@@ -88,10 +88,11 @@ def test_objects_of_a_module_that_ranks_may_lack_are_noted(folder: Path) -> None
     assert changes_in(captured) == {} and "that are not sent: conf.rate" in captured.hints[0]
 
 
-def test_the_module_of_the_function(folder: Path) -> None:
+@pytest.mark.parametrize("wrapped", [lambda function: function, partial, lru_cache])
+def test_the_module_of_the_function(folder: Path, wrapped: Callable[[Any], Any]) -> None:
     (folder / "jobs.py").write_text(
         "import conf\ndef work(): return conf.LR\ndef set_up(): conf.LR = 5"
     )
     jobs = importlib.import_module("jobs")
     jobs.set_up()
-    assert changes_in(capture_call(jobs.work, (), {})) == {"conf.LR": 5}
+    assert changes_in(capture_call(wrapped(jobs.work), (), {})) == {"conf.LR": 5}
