@@ -21,7 +21,6 @@ from hydrogen_magic.driver.state.output_lines import without_colour
 
 _NEXT_RANK_S = 0.5
 """A rank in the debugger asks again within this time: it keeps the line until it goes on."""
-_INTERRUPTED = "the user interrupted the input"
 _NO_LINE = (
     "input() needs a front end with an input line, and this one has none ({error}): run the notebook in "
     "Jupyter, or pass the value as a variable"
@@ -58,11 +57,12 @@ class NotebookInputLine:
         request = self._next(self._gang.snapshot())
         if request is None:
             return
-        text, error = "", _INTERRUPTED
+        answer = None
         with self._while_asking() as give_up, _repeating(update, give_up):
-            text, error = _ask(request, len(self._gang.ranks))
-        if error == _INTERRUPTED:
+            answer = _ask(request, len(self._gang.ranks))
+        if answer is None:
             self._withdraw()
+        text, error = answer or ("", "the user interrupted the input")
         self._rank, self._answered_at = request.rank, time.monotonic()
         self._answered[request.rank] = request
         self._gang.answer_input(request.rank, request.number, text, error)

@@ -438,7 +438,7 @@ def restore_stand_in(values: Any) -> Any:
 
 def reduce_stand_in(array: Any) -> Any:
     """Reduce a NumPy array to the jax.Array for which it stands; NotImplemented: it stands for none."""
-    is_one = _stand_ins.get(id(array)) is array
+    is_one = not array.flags.writeable and _stand_ins.get(id(array)) is array
     return (restore_jax_array, (array[...],)) if is_one else NotImplemented
 
 

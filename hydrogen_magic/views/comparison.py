@@ -105,7 +105,7 @@ class Comparison:
         return "\n".join([top, *lines, *charts, "</div>"])
 
     def _as_of(self, now: float) -> list[str]:
-        """Return a line that makes a table true which nothing updates any more, as in a saved notebook."""
+        """Return the time of the table while runs go on: a saved notebook keeps it."""
         if all(state.is_terminal for state in self._states):
             return []
         return [f"as of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}"]
@@ -139,7 +139,7 @@ def _legend(states: Sequence[GangState], rows: Sequence[Sequence[str]]) -> list[
     titles = [title for title, _ in differences]
     values = zip(*(cells for _, cells in differences), strict=True)
     legend = [_told_apart(zip(titles, each, strict=True)) for each in values]
-    is_enough = len({*legend, ""}) > len(rows)
+    is_enough = all(legend) and len(set(legend)) == len(rows)
     return legend if is_enough else [row[0] for row in rows]
 
 

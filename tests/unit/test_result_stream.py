@@ -447,7 +447,10 @@ def test_results_of_a_gang_that_cannot_be_recorded_are_loaded(
     gang = Gang(GangRun("3f2a", run_log.Record.create("3f2a")))
     monkeypatch.setattr(launcher, "gangs", lambda: {"3f2a": gang})
     note = sent_by(0, gang.received).save(has_succeeded=False)
-    assert "are kept in a temporary folder, until this kernel ends" in note and "record" not in note
+    assert (
+        "are kept in a temporary folder as long as hm.gangs() lists" in note
+        and "record" not in note
+    )
     assert load_results("3f2a", 1) == {"_": 1}
     for name, why in (
         ("gone", "no gang has the ID or name 'gone'"),

@@ -1,4 +1,4 @@
-"""Horovod's callbacks for Keras; they have the interface of its class alone, so that Keras is not needed."""
+"""Horovod's callbacks for Keras, with the interface of Keras's ``Callback``; Keras is not imported."""
 
 from __future__ import annotations
 

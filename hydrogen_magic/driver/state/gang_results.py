@@ -22,7 +22,7 @@ from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart,
 _SMALL_BYTES = 1 << 20
 """Smaller results are copied: arrays of others occupy a file descriptor as long as the notebook has them."""
 _SAVED = "saved in the record of the gang"
-_SAVED_HERE = "kept in a temporary folder, until this kernel ends or discards the gang"
+_SAVED_HERE = "kept in a temporary folder as long as hm.gangs() lists the gang"
 _UNDEFINED = re.compile(r"module '__main__' has no attribute '(\w+)'")
 LOST = "lost"
 

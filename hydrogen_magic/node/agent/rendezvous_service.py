@@ -98,10 +98,11 @@ class RunningService:
 def _how_it_ended(stderr: int, code: int) -> str:
     """Return ``failed: ValueError: … (server.py, line 12)``; ``stderr``: a pipe with what it reported."""
     with suppress(BlockingIOError):  # it reported nothing, and its children go on
-        if reported := os.read(stderr, _ERROR_BYTES).decode(errors="replace").strip():
+        reported = os.read(stderr, _ERROR_BYTES).decode(errors="replace").strip()
+        if code == 1 and reported:
             return f"failed: {reported}"
     if code == 0:
-        return "returned while the gang ran: it has to serve until it is ended"
+        return "returned while the gang ran: it must serve until the gang ends"
     how = processes.name_of_signal(-code) if code < 0 else f"exit code {code}"
     return f"exited unexpectedly ({how})"
 

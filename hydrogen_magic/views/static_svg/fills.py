@@ -1,4 +1,4 @@
-"""Colours of spans in the picture: the same as in the live view, see ``colors.ts``."""
+"""Colours of spans in the picture: those of the live view (``colors.ts``), unless names share a colour."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ FILLS = (
 
 
 def fills(names: Iterable[str]) -> Mapping[str, str]:
-    """Return name -> colour. Names without a kind have one by their hash, or the next one that is free."""
+    """Return name -> colour: that of its kind, or of its hash, or the next one with the fewest names."""
     n_own, uses, found = len(FILLS) - len(KINDS), Counter[int](), dict[str, str]()
     for name in names:
         place = _kind(name)
