@@ -327,4 +327,4 @@ def _stays_note(stays: Sequence[Stays]) -> str:
     if not stays:
         return ""
     listed = first_of(dict.fromkeys(each.name for each in stays), _MOST_LISTED)
-    return f"settings that are not sent: {listed}; set them in the code that the ranks run"
+    return f"settings that are not sent: {listed}; set them in the cell or function that ranks run"

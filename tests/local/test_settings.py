@@ -249,7 +249,7 @@ def test_changes_of_modules_travel(notebook: Notebook, ranks: Ranks, tmp_path: P
     notebook.cell("PIL.ImageFile.LOAD_TRUNCATED_IMAGES = False")
     assert ranks.run(captured).value == ((0.5, 0.7, 4, 4, 3, True), False, True, 4)
     (warning,) = captured.hints
-    assert warning.endswith(" mylib.lock; set them inside the cell")
+    assert warning.endswith(" mylib.lock; set them in the cell or function that ranks run")
     assert "unused" not in {item.name for item in captured.inventory}
 
 
@@ -435,7 +435,10 @@ def test_settings_that_stay_are_listed(notebook: Notebook, tmp_path: Path) -> No
         (warning,) = notebook.capture("1").hints
     finally:
         notebook.cell("logger.handlers.pop().close()")
-    assert "the FileHandler of the logger 'of_the_test'; set them inside the cell" in warning
+    assert (
+        "the FileHandler of the logger 'of_the_test'; set them in the cell or function that ranks run"
+        in warning
+    )
 
 
 def test_a_gang_lists_settings_that_stay_once_before_its_ranks(
@@ -454,7 +457,9 @@ def test_a_gang_lists_settings_that_stay_once_before_its_ranks(
         run("logger.handlers.pop().close()")
     events = [*gangs().values()][-1].events()
     listed = [e for e in events if isinstance(e, ev.Notice) and "FileHandler" in e.text]
-    assert [(e.level, "set them inside the cell" in e.text) for e in listed] == [("warning", True)]
+    assert [
+        (e.level, "set them in the cell or function that ranks run" in e.text) for e in listed
+    ] == [("warning", True)]
     first_start = next(n for n, event in enumerate(events) if isinstance(event, ev.RankStarted))
     assert events.index(listed[0]) < first_start
     assert capsys.readouterr().out.count("the FileHandler of the logger 'of_the_gang'") == 1
