@@ -85,8 +85,9 @@ _TRACKED_S = 2.5
 """How long an exit may take until trackers know of it: front ends kill a kernel after five seconds."""
 _AT_EXIT_S = 1.0
 """How long this process waits at its end for gangs that it stops, and then once more for those it kills."""
-_INTERRUPTED_S = 2.0
-"""A gang that was stopped so short a time before the kernel is shut down was most likely stopped by that."""
+_INTERRUPTED_S = 5.0
+"""A gang that was stopped so short a time before the kernel is shut down was most likely stopped by that:
+Jupyter kills a kernel that takes longer."""
 _LARGE_BYTES = 64 << 20
 """Results of this size that the notebook has taken are not kept for that."""
 _shown_hints: set[str] = set()
