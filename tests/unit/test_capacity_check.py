@@ -159,6 +159,12 @@ def test_a_missing_executor_is_waited_for_as_long_as_the_first(
             capacity(session, JobSpec(np=8))
 
 
+def test_a_local_master_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    session = imagined(monkeypatch, executors(age_s=1), spark__master="local[2]")
+    with pytest.raises(PlacementError, match=r"local\[2\] has 0 slots"):
+        capacity(session, JobSpec(np=2))
+
+
 def test_a_gang_with_a_limit_waits_for_executors_that_may_come(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

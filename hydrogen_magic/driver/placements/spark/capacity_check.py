@@ -196,10 +196,9 @@ def _watched(
 def _is_complete(seen: ExecutorList, settings: SessionSettings, spec: JobSpec) -> bool:
     """True if there are enough executors, or no more are expected."""
     slots = [each.slots(settings.task_cpus, int(spec.gpu is True)) for each in seen.executors]
-    if sum(slots) >= spec.np:
-        return True
     expected = settings.expected_executors
-    if expected is not None and len(slots) >= expected:
+    is_reached = expected is not None and len(slots) >= expected
+    if settings.is_local or sum(slots) >= spec.np or is_reached:
         return True
     # Missing ones come, and a lost one is replaced, as slowly as the first one starts.
     could_fit = expected is not None and expected * max(slots, default=0) >= spec.np
