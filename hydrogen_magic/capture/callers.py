@@ -15,6 +15,8 @@ from hydrogen_magic.capture.imports import Statement, import_statements
 from hydrogen_magic.capture.modules import local_paths
 from hydrogen_magic.serialization.pickler import names_of
 
+_MOST_WRAPPERS = 100
+
 
 @dataclass(frozen=True)
 class Code:
@@ -57,12 +59,27 @@ def code_of_callers(function: Any) -> list[Code]:
 
 
 def _globals_of(function: Any) -> dict[str, Any]:
-    """Return the contents of the module of a function, a class, or a callable object; empty if unknown."""
-    while isinstance(function, functools.partial):
-        function = function.func
-    function = inspect.unwrap(function)
-    home = getattr(function, "__module__", None) or type(function).__module__
-    return getattr(function, "__globals__", None) or names_of(str(home))
+    """Return the contents of the module of a function, a class, or a callable object; empty if unknown.
+
+    Objects are not asked for attributes, since their classes may answer anything.
+    """
+    for _ in range(_MOST_WRAPPERS):
+        inner = _wrapped(function)
+        if inner is None:
+            break
+        function = inner
+    if isinstance(function, types.FunctionType):
+        return function.__globals__
+    home = function if isinstance(function, type) else type(function)
+    return names_of(str(home.__module__))
+
+
+def _wrapped(function: Any) -> Any:
+    if issubclass(type(function), functools.partial):
+        return function.func
+    if isinstance(function, types.MethodType):
+        return function.__func__
+    return inspect.getattr_static(function, "__wrapped__", None)
 
 
 def _source(names: dict[str, Any], is_main: bool) -> str:

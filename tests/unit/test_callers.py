@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.capture import Captured, capture_call
+from hydrogen_magic.capture.callers import code_of_callers
 from hydrogen_magic.serialization.closure import unbundle
 from tests.capture_rig import write
 
@@ -96,3 +97,13 @@ def test_the_module_of_the_function(folder: Path, wrapped: Callable[[Any], Any])
     jobs = importlib.import_module("jobs")
     jobs.set_up()
     assert changes_in(capture_call(wrapped(jobs.work), (), {})) == {"conf.LR": 5}
+
+
+def test_an_object_that_answers_every_attribute_is_not_asked() -> None:
+    class Odd:
+        def __getattr__(self, name: str) -> Any:
+            return Odd()
+
+        def __call__(self) -> None: ...
+
+    assert all(code.sources for code in code_of_callers(Odd()))
