@@ -162,7 +162,7 @@ import time
 import hydrogen_magic as hm
 if hm.rank() == 0:
     input("what? ")
-time.sleep(1)
+time.sleep(3)
 raise ValueError("bad batch 18")
 """
 

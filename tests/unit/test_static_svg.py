@@ -357,7 +357,7 @@ def test_the_phases_of_a_cell_of_milliseconds_are_no_timeline() -> None:
 
 
 @pytest.mark.parametrize("n_ranks", [4, 17])
-def test_the_mean_of_the_ranks_ends_where_half_of_them_are(n_ranks: int) -> None:
+def test_the_mean_of_the_ranks_ends_where_most_of_them_are(n_ranks: int) -> None:
     """Rank 0 logged one step more than the others."""
     logged: list[ev.Event] = []
     for rank in range(n_ranks):
