@@ -549,6 +549,10 @@ def test_the_gang_ends_with_its_kernel_and_the_next_one_runs(kernel: Kernel, how
     hub = kernel.value(
         "from hydrogen_magic.driver.placements import local_agents; local_agents.hub()._directory"
     )
+    stopped = kernel.start("%%distributed --np 2\nimport time; print('ready'); time.sleep(1000)")
+    both_say(kernel, stopped, "ready")
+    kernel.interrupt()
+    kernel.finish(stopped)
     cell = kernel.start(FAMILY)
     kernel.until(cell, lambda: cell.stream().count("training") == 2)
     family = [process.pid for process in processes.descendants(kernel.pid)]
@@ -563,7 +567,7 @@ def test_the_gang_ends_with_its_kernel_and_the_next_one_runs(kernel: Kernel, how
     wait_until_gone(family)
     assert not sockets.exists()
     # jupyter_client interrupts first, so that the gang may end in order before the kernel does.
-    assert "1 earlier run was stopped when the kernel ended" in kernel.load()
+    assert "1 earlier run was stopped when the kernel ended" in kernel.load(), "not the one before"
     assert kernel.run("%reload_ext hydrogen_magic").stream() == "", "reported once"
 
 
