@@ -8,10 +8,16 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic.driver.placements.spark import gpu_resources, placement, private_calls
+from hydrogen_magic.driver.placements.spark import (
+    gpu_resources,
+    placement,
+    private_calls,
+    spark_session,
+)
+from hydrogen_magic.driver.placements.spark.capacity_check import ONE_TASK, free_slots
 from hydrogen_magic.errors import PlacementError
 from tests import ranks
-from tests.gangs import ended, until
+from tests.gangs import ended, until, wait_until
 from tests.spark_gangs import busy, launch
 
 pytestmark = [
@@ -87,6 +93,8 @@ def test_a_gang_waits_where_the_holders_of_slots_are_unknown(
 ) -> None:
     with busy(spark, 4, tmp_path) as let_go:
         forbid(method)
+        # Without its scheduler, Spark knows of tasks that started at the same time by the next heartbeat.
+        wait_until(lambda: free_slots(spark_session.find(), ONE_TASK) == 0)
         gang = launch(ranks.gather, np=2)
         until(gang, lambda: gang.snapshot().queued is not None)
         assert "holds" not in gang.snapshot().waits_for
