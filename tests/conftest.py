@@ -18,12 +18,14 @@ from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+from weakref import WeakValueDictionary
 
 import pytest
 from hypothesis import HealthCheck, settings
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_core.utils import ensure_event_loop
 
+from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.placements.local_agents import AgentPool
 from hydrogen_magic.frameworks.horovod import installation
 from hydrogen_magic.frameworks.jax import installation as jax_installation
@@ -241,6 +243,12 @@ def hydrogen_home(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Pat
     home = next(homes)
     monkeypatch.setenv("HYDROGEN_MAGIC_HOME", str(home))
     return home
+
+
+@pytest.fixture
+def no_gangs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Forget gangs of other tests, which lists have beside the records."""
+    monkeypatch.setattr(launcher, "_known", WeakValueDictionary())
 
 
 @pytest.fixture(scope="module")

@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from hydrogen_magic.__main__ import main
-from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.rendezvous import Diagnosis
 from hydrogen_magic.notebook import doctor
 from hydrogen_magic.testing.entry_points import declare
@@ -32,6 +31,7 @@ def test_the_shell_has_split_and_unquoted_the_words(capsys: pytest.CaptureFixtur
     assert "gang g1" in capsys.readouterr().out
 
 
+@pytest.mark.usefixtures("no_gangs")
 @pytest.mark.parametrize(
     ("line", "status", "said"),
     [
@@ -46,13 +46,8 @@ def test_the_shell_has_split_and_unquoted_the_words(capsys: pytest.CaptureFixtur
     ],
 )
 def test_a_wrong_command_differs_from_one_that_fails(
-    line: str,
-    status: int,
-    said: str,
-    capsys: pytest.CaptureFixture[str],
-    monkeypatch: pytest.MonkeyPatch,
+    line: str, status: int, said: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    monkeypatch.setattr(launcher, "gangs", dict)
     assert main(line.split()) == status
     assert said in capsys.readouterr().err
 

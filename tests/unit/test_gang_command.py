@@ -24,6 +24,8 @@ from hydrogen_magic.views.comparison import Comparison
 from hydrogen_magic.views.text_table import gang_lines
 from tests.records import DEAD, ENDED, launched, write
 
+pytestmark = pytest.mark.usefixtures("no_gangs")
+
 KNOWN = {"a1b2": "wide", "a9ff": "1", "b303": "1", "1c00": "a", "c0de": "c0"}
 """Names of runs by their ids, newest last."""
 
@@ -66,10 +68,7 @@ def test_an_unknown_or_ambiguous_beginning_is_refused() -> None:
         complete("")
 
 
-def test_a_gang_that_cannot_be_reached_is_told_from_an_unknown_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(launcher, "gangs", dict)
+def test_a_gang_that_cannot_be_reached_is_told_from_an_unknown_one() -> None:
     write("47ed", replace(launched("47ed"), name="ck"), ENDED)
     write("58fe", replace(launched("58fe", owner="another host 1 1"), name="away"))
     for outliving in ((), ("6a6a",)):
@@ -142,7 +141,6 @@ def test_a_gang_that_was_attached_to_again_is_the_last_one(monkeypatch: pytest.M
 def test_a_gang_of_another_kernel_is_followed_until_it_ends(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(launcher, "gangs", dict)
     record = run_log.Record.create("a1b2")
     record.append(launched("a1b2"))
     record.append(ev.RankStarted(1.0, 0, 100, "here", "cpu"))
@@ -189,10 +187,8 @@ def test_results_are_loaded_by_id_or_name() -> None:
 def test_a_record_that_cannot_be_read_is_not_denied(
     content: bytes | None,
     why: str,
-    monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
 ) -> None:
-    monkeypatch.setattr(launcher, "gangs", dict)
     file = write("a1b2") / "events.jsonl"
     file.unlink()
     file.mkdir() if content is None else file.write_bytes(content)

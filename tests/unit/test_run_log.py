@@ -266,12 +266,6 @@ def test_a_record_says_why_the_gang_is_over() -> None:
     assert found.ended.metrics == {"loss": math.inf}
 
 
-@pytest.fixture
-def no_gangs(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Hide gangs of other tests, which lists have beside the records."""
-    monkeypatch.setattr(launcher, "gangs", dict)
-
-
 @pytest.mark.usefixtures("no_gangs")
 def test_a_record_that_cannot_be_read_does_not_hide_the_others(
     monkeypatch: pytest.MonkeyPatch,
