@@ -222,11 +222,10 @@ class RequiredNames:
 
     def _undefined_text(self, name: str, where: str) -> str:
         near = similar(name, [*self.namespace, *self.assigned, *self.on_ranks])
-        hint = f"did you mean `{near[0]}`? Otherwise, define" if near else "define"
-        return (
-            f"`{name}`, {where}, is not defined: {hint} it in an earlier cell or"
-            " in this one, before it is used"
-        )
+        do = f"did you mean `{near[0]}`? Otherwise, define it" if near else "define it"
+        if name == "hm":  # as the documentation abbreviates this package
+            do = "run `import hydrogen_magic as hm`"
+        return f"`{name}`, {where}, is not defined: {do} in an earlier cell or in this one, before it is used"
 
     def ordered_values(self, out: Sequence[str] = ()) -> list[str]:
         """Return the names whose values are sent: functions and classes, those in ``out``, the others.

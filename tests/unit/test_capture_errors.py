@@ -28,6 +28,7 @@ def test_undefined_in_the_cell(notebook: Notebook) -> None:
     assert "did you mean `learning_rate`?" in message
     message = refusal(notebook, "a = 1\n\f\nprint(learning_rat)")  # for Python, \f ends no line
     assert "`learning_rat`, line 4: print(learning_rat)" in message
+    assert "run `import hydrogen_magic as hm` in" in refusal(notebook, "hm.rank()")
 
 
 def test_undefined_in_a_function_of_another_cell(notebook: Notebook) -> None:
