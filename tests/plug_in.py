@@ -52,6 +52,9 @@ class PlanningOnly(Placement):
     def plan(self, spec):
         return LocalPlacement().plan(spec)
 
+class EndingWithKernel(LocalPlacement):
+    ends_with_kernel = Placement.ends_with_kernel
+
 class FindingNobody(Rendezvous):
     launcher = "findrun"
 
@@ -76,6 +79,7 @@ def installed(folder: Path) -> Iterator[None]:
         "broken": "Missing",
         "wrong": "not_a_placement",
         "incomplete": "PlanningOnly",
+        "ending": "EndingWithKernel",
     }
     rendezvous = {
         "mine": "MyRendezvous",
@@ -86,8 +90,6 @@ def installed(folder: Path) -> Iterator[None]:
     _declare(folder, "placements", placements)
     _declare(folder, "rendezvous", rendezvous)
     _declare(folder, "observers", {"watched_library": "attach"})
-    in_process = {"in-process": "hydrogen_magic.testing.in_process:InProcessPlacement"}
-    declare(folder, "hydrogen_magic.placements", in_process, "in-process")
     missing = {"watched_library": "no_such_module:attach"}
     declare(folder, "hydrogen_magic.observers", missing, "missing-observer")
     with pytest.MonkeyPatch.context() as patch:

@@ -3,6 +3,5 @@
 ``contract``: ``GangContract``, what holds for every gang; a subclass runs it with your plug-in.
 ``SessionContract`` runs it for the cells of a session.
 ``ranks``: what ranks of the contract run, and ``Library``, how they use the library of a rendezvous.
-``in_process``: ``InProcessPlacement``, one rank in a thread of the test; a small example of a placement.
 ``entry_points``: ``declare``, entry points of a plug-in that is not installed.
 """

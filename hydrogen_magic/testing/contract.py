@@ -54,8 +54,6 @@ class GangContract:
     """Ranks that stay away in the test of that: several where the rendezvous has an ``init_collective``."""
     short_limit: ClassVar[Mapping[str, str]] = {}
     """Variables by which the library's collectives fail after ten seconds, if ``Library.join`` cannot."""
-    captures_output: ClassVar[bool] = True
-    """Output of the ranks reaches the gang's logs."""
     sees_processes: ClassVar[bool | None] = None
     """The ranks' processes are on this machine, so that a test can see their end; None: as the placement's
     ``on_this_machine`` says."""
@@ -158,8 +156,7 @@ class GangContract:
         sees_all = self.can_see_processes and self.np > 1
         gang = self.launch(ranks.wait, where, sees_all)
         self.until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
-        if self.captures_output:
-            self.until(gang, lambda: all("waiting" in gang.logs[n] for n in range(self.np)))
+        self.until(gang, lambda: all("waiting" in gang.logs[n] for n in range(self.np)))
         if where == "collective" and self.library.is_observed and self.np > 1:
             self.until(gang, lambda: bool(gang.ranks[0].waiting_in))
         family = self.family(gang) if sees_all else []

@@ -2,21 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
-import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from types import FrameType
-from typing import Any
 
 import pytest
 
-from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import calls
-from hydrogen_magic.driver.placements.inline import InlinePlacement
 from hydrogen_magic.errors import RendezvousError
 from hydrogen_magic.testing.contract import GangContract
-from hydrogen_magic.testing.in_process import InProcessPlacement
 from hydrogen_magic.testing.ranks import TORCH
 from tests import plain_ranks, plug_in, ranks
 from tests.contracts import (
@@ -35,19 +28,7 @@ pytestmark = pytest.mark.usefixtures("installed")
 
 
 @pytest.fixture(scope="module")
-def torch_in_this_process() -> None:
-    """Have this process a group once: torch keeps pipes for ever then."""
-    import torch.distributed as dist
-
-    store = dist.TCPStore("127.0.0.1", 0, 1, True)
-    dist.init_process_group("gloo", store=store, rank=0, world_size=1)
-    dist.destroy_process_group()
-
-
-@pytest.fixture(scope="module")
-def installed(
-    tmp_path_factory: pytest.TempPathFactory, torch_in_this_process: None, warm_agents: None
-) -> Iterator[None]:
+def installed(tmp_path_factory: pytest.TempPathFactory, warm_agents: None) -> Iterator[None]:
     with plug_in.installed(tmp_path_factory.mktemp("plug_in")):
         yield
 
@@ -57,28 +38,6 @@ class TestPlugIn(GangContract):
     placement = "mine"
     rendezvous = "mine"
     library = replace(TORCH, join=ranks.meet_by_file)
-
-
-class TestInProcess(GangContract):
-    placement = "in-process"
-    np = 1
-    captures_output = False
-
-
-def test_an_interrupt_after_the_end_of_a_rank_leaves_the_gang_its_end(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """A stop may come that late, and then hits what the rank's thread does last."""
-
-    def interrupt(frame: FrameType, event: str, _: object) -> None:
-        if event == "call" and frame.f_code.co_name == "call_soon_threadsafe":
-            sys.setprofile(None)
-            raise KeyboardInterrupt
-
-    monkeypatch.setattr(InlinePlacement, "run_here", lambda *_: sys.setprofile(interrupt))
-    anything: Any = None
-    launch = InProcessPlacement().open(JobSpec()).launch(anything, anything)
-    asyncio.run(asyncio.wait_for(launch, 30))
 
 
 def test_a_service_that_fails_ends_the_gang_with_its_error() -> None:

@@ -40,7 +40,7 @@ def installed(tmp_path: Path) -> Iterator[None]:
 
 def test_names_are_those_of_entry_points_ours_first(installed: None) -> None:
     assert list(plugins.PLACEMENTS)[:3] == ["inline", "local", "spark"]
-    assert set(plugins.PLACEMENTS) > {"mine", "in-process"}
+    assert set(plugins.PLACEMENTS) > {"mine", "ending"}
     assert list(plugins.RENDEZVOUS)[:4] == ["horovod", "jax", "tensorflow", "torch"]
     assert type(plugins.placement("mine")).__module__ == "my_plug_in"
     assert parse("--on mine --with mine", defaults=JobSpec()).spec.placement == "mine"
@@ -50,7 +50,7 @@ def test_names_are_those_of_entry_points_ours_first(installed: None) -> None:
 def test_only_a_placement_that_says_so_outlives_the_kernel(installed: None) -> None:
     assert parse("--on mine --outlive").spec.outlive
     with pytest.raises(ArgumentsError, match="its ranks end with the kernel; keep the kernel"):
-        parse("--on in-process --outlive")
+        parse("--on ending --outlive")
 
 
 def test_config_takes_names_of_plug_ins(installed: None) -> None:
