@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
-from hydrogen_magic.compat.options import Words, launch_words
 from hydrogen_magic.compat.torch_distributor import TorchDistributor
 
 
@@ -36,9 +35,13 @@ class DeepspeedTorchDistributor(TorchDistributor):
     """
 
     _DEEPSPEED_SSL_CONF = "deepspeed.spark.distributor.ignoreSsl"
-    _words: ClassVar[Words] = launch_words(
-        num_processes="numGpus*nnodes", local_mode="localMode", use_gpu="useGpu"
-    )
+    _own_names: ClassVar[Mapping[str, str]] = {
+        "--np": "`numGpus*nnodes`",
+        "--gpu": "`useGpu=True` (the default)",
+        "--on local": "`localMode=True`",
+        "--on spark": "`localMode=False`",
+        "use_gpu": "`useGpu`",
+    }
 
     def __init__(
         self,

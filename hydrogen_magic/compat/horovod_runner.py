@@ -13,10 +13,16 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hydrogen_magic.compat.options import GangOptions, Words, reworded, whole
+from hydrogen_magic.compat.options import GangOptions, own_names, whole
 from hydrogen_magic.node.worker.nesting import refuse_nested
 
 _VERBOSITIES = ("all", "log_callback_only")
+_OWN_NAMES = {
+    "--np": "`abs(np)`",
+    "--gpu": "`%config Distributed.gpu = True`",
+    "--on local": "a negative `np`",
+    "--on spark": "a positive `np`",
+}
 
 
 class HorovodRunner:
@@ -99,27 +105,10 @@ class HorovodRunner:
         )
         driver_log_only = is_on_spark and self._driver_log_only
         launcher = type(self).__name__
-        with reworded(_option_names(self.num_processor)):
+        with own_names(_OWN_NAMES):
             return gangs.call(
                 main, (), kwargs, spec, caller=launcher, driver_log_only=driver_log_only
             )
-
-
-def _option_names(np: int) -> Words:
-    """Return this class's names for options of the magics; ``np``: as given."""
-    sign = "-" if np < 0 else ""
-    session = f"`np={np}` needs a Spark session, but"
-    instead = f"use `np={-abs(np)}` to run on this machine, or "
-    return (
-        (r"`--on spark` needs a Spark session, but (.*?: )", rf"{session} \1{instead}"),
-        (r"`--np (\d+) --gpu`", rf"`np={sign}\1` with `%config Distributed.gpu = True`"),
-        (r"drop `--gpu`", "set `%config Distributed.gpu = False`"),
-        (r"\bwith --gpu\b", "with `%config Distributed.gpu = True`"),
-        (r"--np (\d+)", rf"np={sign}\1"),
-        (r"\bnp (\d+),", rf"np={sign}\1,"),
-        (r"`--on spark`", "a positive `np`"),
-        (r"`--on local( --gpu)?`", "a negative `np`"),
-    )
 
 
 def _not_zero(np: int) -> int:

@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from hydrogen_magic.compat.options import GangOptions, Words, launch_words, positive, reworded
+from hydrogen_magic.compat.options import GangOptions, own_names, positive
 from hydrogen_magic.compat.spark_encryption import check_encryption, session_settings
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import PlacementError
@@ -25,11 +25,12 @@ _logger = logging.getLogger("MirroredStrategyRunner")
 _IGNORE_SSL = "tensorflow.spark.distributor.ignoreSsl"
 _GPU = "gpu"
 """The only name of a GPU resource that placements on Spark ask for."""
-_WORDS: Words = (
-    *launch_words(num_processes="num_slots", local_mode="local_mode", use_gpu="use_gpu"),
-    (r"`--with tensorflow`", "`MirroredStrategyRunner`"),
-)
-"""This class's names for options of the magics."""
+_OWN_NAMES = {
+    "--np": "`num_slots`",
+    "--gpu": "`use_gpu=True` (the default)",
+    "--on local": "`local_mode=True`",
+    "--on spark": "`local_mode=False`",
+}
 
 
 class MirroredStrategyRunner:
@@ -100,7 +101,7 @@ class MirroredStrategyRunner:
                     f"gpu_resource_name={gpu_resource_name!r} is not supported: configure the cluster's "
                     f"GPUs as the resource {_GPU!r}, or pass use_gpu=False"
                 )
-            with reworded(_WORDS):
+            with own_names(_OWN_NAMES):
                 session_settings()
 
     def get_num_tasks(self) -> int:
@@ -124,7 +125,7 @@ class MirroredStrategyRunner:
             raise TypeError(f"train_fn should be a function, got {train_fn!r}")
         spec = self._spec()
         launcher = type(self).__name__
-        with reworded(_WORDS):
+        with own_names(_OWN_NAMES):
             if self._use_custom_strategy:
                 return gangs.call(train_fn, (), kwargs, spec, caller=launcher)
             return gangs.call(call_in_scope, (train_fn, kwargs), {}, spec, caller=launcher)
@@ -133,7 +134,7 @@ class MirroredStrategyRunner:
         if self._local_mode and self._use_gpu:
             _check_gpus(self._num_slots)
         elif not self._local_mode:
-            with reworded(_WORDS):
+            with own_names(_OWN_NAMES):
                 check_encryption(_IGNORE_SSL, _logger)
         return self._options.spec(
             np=self._num_slots,

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import operator
-import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
@@ -13,16 +12,13 @@ from typing import Any
 from hydrogen_magic.core.job import JobSpec, variables
 from hydrogen_magic.errors import HydrogenError, RankFailedError
 
-Words = Sequence[tuple[str, str]]
-"""Patterns of options of the magics, and a class's own names for them."""
-
-_COMMON: Words = (
-    (r"`--pack`", "`pack=True`"),
-    (r"`--spread`", "`pack=False`"),
-    (r"`?--max-closure`?", "`%config Distributed.max_closure`"),
-    (r"`--wait ", "`%%distributed --wait "),
-    (r"`--on inline --np 1`", "`%%distributed --on inline --np 1`"),
-)
+_COMMON = {
+    "--pack": "`pack=True`",
+    "--spread": "`pack=False`",
+    "--max-closure": "`%config Distributed.max_closure`",
+    "--wait": "an option of `%%distributed`",
+}
+"""Names for options of the magics that all classes have in common."""
 
 
 @dataclass(frozen=True)
@@ -89,39 +85,18 @@ def positive(name: str, number: int) -> int:
     return found
 
 
-def launch_words(*, num_processes: str, local_mode: str, use_gpu: str) -> Words:
-    """Return the names that a class has for options of the magics."""
-    return (
-        (
-            r"`--on spark` needs a Spark session, but (.*?: )",
-            rf"`{local_mode}=False` needs a Spark session, but \1use `{local_mode}=True` to run on this "
-            r"machine, or ",
-        ),
-        (r"`--np (\d+) --gpu`", rf"`{num_processes}=\1, {use_gpu}=True`"),
-        (r"drop `--gpu`", f"pass `{use_gpu}=False`"),
-        (r"--np (\d+)", rf"{num_processes}=\1"),
-        (r"\bnp (\d+),", rf"{num_processes}=\1,"),
-        (r"`--on spark`", f"`{local_mode}=False`"),
-        (r"--on local", f"{local_mode}=True"),
-        (r" ?--gpu\b", f" {use_gpu}=True"),
-        (r"\buse_gpu=", f"{use_gpu}="),
-    )
-
-
 @contextmanager
-def reworded(words: Words) -> Iterator[None]:
-    """Replace the magics' options in error messages by a class's own."""
+def own_names(names: Mapping[str, str]) -> Iterator[None]:
+    """Add a class's own names for the options of the magics to the errors that mention these."""
     try:
         yield
     except RankFailedError:
         raise  # its text is the user's own
     except HydrogenError as error:
-        error.args = (_in_words(str(error), words),)
-        error.report = _in_words(error.report, words)
+        known = {**names, **_COMMON}
+        used = [f"`{option}` is {own}" for option, own in known.items() if option in error.report]
+        if used:
+            line = f"\nhere {', '.join(used)}"
+            error.args = (f"{error}{line}",)
+            error.report += line
         raise
-
-
-def _in_words(text: str, words: Words) -> str:
-    for pattern, replacement in (*words, *_COMMON):
-        text = re.sub(pattern, replacement, text)
-    return text

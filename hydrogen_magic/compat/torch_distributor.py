@@ -14,7 +14,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any, ClassVar
 
-from hydrogen_magic.compat.options import GangOptions, Words, launch_words, positive, reworded
+from hydrogen_magic.compat.options import GangOptions, own_names, positive
 from hydrogen_magic.compat.spark_encryption import check_encryption, session_settings
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import PlacementError
@@ -46,9 +46,12 @@ class TorchDistributor:
     Attributes ``num_processes``, ``local_mode``, ``use_gpu`` and ``ssl_conf`` are as in the original.
     """
 
-    _words: ClassVar[Words] = launch_words(
-        num_processes="num_processes", local_mode="local_mode", use_gpu="use_gpu"
-    )
+    _own_names: ClassVar[Mapping[str, str]] = {
+        "--np": "`num_processes`",
+        "--gpu": "`use_gpu=True` (the default)",
+        "--on local": "`local_mode=True`",
+        "--on spark": "`local_mode=False`",
+    }
     _TORCH_SSL_CONF = "pytorch.spark.distributor.ignoreSsl"
 
     def __init__(
@@ -92,7 +95,7 @@ class TorchDistributor:
         self.use_gpu = use_gpu
         self.ssl_conf = _ssl_conf
         self._options = GangOptions(env, retries, timeout, start_timeout, pack)
-        with reworded(self._words):
+        with own_names(self._own_names):
             if not local_mode:
                 session_settings()
             elif use_gpu:
@@ -118,7 +121,7 @@ class TorchDistributor:
 
         launcher = type(self).__name__
         if not isinstance(train_object, (str, os.PathLike)):
-            with reworded(self._words):
+            with own_names(self._own_names):
                 return gangs.call(train_object, args, kwargs, self._spec(), caller=launcher)
         path = os.fspath(train_object)
         if kwargs:
@@ -126,7 +129,7 @@ class TorchDistributor:
                 "Running pytorch file does not support key-word type arguments: got"
                 f" {', '.join(kwargs)}; write them as text: run({path!r}, '--{next(iter(kwargs))}=…')"
             )
-        with reworded(self._words):
+        with own_names(self._own_names):
             gangs.run_script(path, [*map(str, args)], self._spec(), caller=launcher)
         return None
 

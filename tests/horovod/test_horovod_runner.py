@@ -100,7 +100,9 @@ def test_wrong_options_are_refused_at_once(
 @pytest.mark.spark
 def test_without_a_session_there_are_no_executors(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sessions, "_session_classes", lambda: ())
-    with pytest.raises(RuntimeError, match=r"use `np=-2` to run on this machine.*SparkSession"):
+    with pytest.raises(
+        RuntimeError, match=r"SparkSession[^\n]*\nhere `--on spark` is a positive `np`"
+    ):
         HorovodRunner(np=2).run(runner_ranks.talk)
 
 
@@ -108,7 +110,7 @@ def test_without_a_session_there_are_no_executors(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.spark
 @pytest.mark.usefixtures("spark")
 def test_more_ranks_than_slots_are_refused_with_the_numbers() -> None:
-    with pytest.raises(PlacementError, match=r"np=8\b.*\b4 slots.*use `np=4`"):
+    with pytest.raises(PlacementError, match=r"np 8\b.*\b4 slots.*use `--np 4`"):
         HorovodRunner(np=8).run(runner_ranks.talk)
 
 

@@ -128,7 +128,7 @@ def test_a_function_gets_its_arguments() -> None:
 
 def test_messages_name_its_own_arguments(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
-    with pytest.raises(RuntimeError, match="pass useGpu=False"):
+    with pytest.raises(RuntimeError, match="here `use_gpu` is `useGpu`"):
         DeepspeedTorchDistributor(numGpus=2)
 
 

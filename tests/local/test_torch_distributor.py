@@ -190,7 +190,9 @@ def test_without_a_session_there_are_no_executors(monkeypatch: pytest.MonkeyPatc
     # By its name, since ranks cannot import all of the package.
     none = "hydrogen_magic.driver.placements.spark.spark_session._session_classes"
     monkeypatch.setattr(none, lambda: ())
-    with pytest.raises(RuntimeError, match=r"use `local_mode=True`.*SparkSession"):
+    with pytest.raises(
+        RuntimeError, match=r"SparkSession[^\n]*\nhere `--on spark` is `local_mode=False`"
+    ):
         TorchDistributor(num_processes=2, local_mode=False, use_gpu=False)
 
 

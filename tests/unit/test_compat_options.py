@@ -1,4 +1,4 @@
-"""Classes of ``compat``: options beyond those of their originals, words of their messages, and GPUs."""
+"""Classes of ``compat``: options beyond those of their originals, their names in messages, and GPUs."""
 
 from __future__ import annotations
 
@@ -65,66 +65,30 @@ def test_impossible_options_are_refused_at_once() -> None:
 
 
 NO_SESSION = "`--on spark` needs a Spark session, but there is none: create one first"
-TOO_MANY = (
-    "np 8, the cluster has 4 slots (2 executors): use `--np 4`, or start the session with more"
-)
+TOO_MANY = "np 8, the cluster has 4 slots: use `--np 4`, or wait for executors with `--wait 10m`"
 NO_GPU = "`--np 2 --gpu` needs 2 GPUs, this machine has 1: use `--np 1` or drop `--gpu`"
 
-
-SPARK, LOCAL = HorovodRunner(2), HorovodRunner(-2)
-TORCH = TorchDistributor(2, use_gpu=False)
+HOROVOD, TORCH = HorovodRunner(-2), TorchDistributor(2, use_gpu=False)
 
 
 @pytest.mark.parametrize(
-    ("runner", "text", "expected"),
+    ("runner", "text", "names"),
     [
-        (
-            SPARK,
-            NO_SESSION,
-            "`np=2` needs a Spark session, but there is none: use `np=-2` to run on this "
-            "machine, or create one first",
-        ),
-        (
-            HorovodRunner(8),
-            TOO_MANY,
-            "np=8, the cluster has 4 slots (2 executors): use `np=4`, or start the session"
-            " with more",
-        ),
-        (
-            LOCAL,
-            NO_GPU,
-            "`np=-2` with `%config Distributed.gpu = True` needs 2 GPUs, this machine has 1:"
-            " use `np=-1` or set `%config Distributed.gpu = False`",
-        ),
-        (
-            SPARK,
-            "wait for more executors with `--wait 10m`",
-            "wait for more executors with `%%distributed --wait 10m`",
-        ),
-        (
-            TORCH,
-            NO_SESSION,
-            "`local_mode=False` needs a Spark session, but there is none: use `local_mode=True` "
-            "to run on this machine, or create one first",
-        ),
-        (
-            TORCH,
-            TOO_MANY,
-            "num_processes=8, the cluster has 4 slots (2 executors): use `num_processes=4`, or"
-            " start the session with more",
-        ),
+        (HOROVOD, NO_SESSION, "\nhere `--on spark` is a positive `np`"),
+        (HOROVOD, TOO_MANY, "\nhere `--np` is `abs(np)`, `--wait` is an option of `%%distributed`"),
+        (TORCH, NO_SESSION, "\nhere `--on spark` is `local_mode=False`"),
         (
             TORCH,
             NO_GPU,
-            "`num_processes=2, use_gpu=True` needs 2 GPUs, this machine has 1: use"
-            " `num_processes=1` or pass `use_gpu=False`",
+            "\nhere `--np` is `num_processes`, `--gpu` is `use_gpu=True` (the default)",
         ),
+        (TORCH, "`x` cannot be sent", ""),
     ],
 )
-def test_errors_are_in_the_words_of_the_class(
-    runner: Any, text: str, expected: str, monkeypatch: pytest.MonkeyPatch
+def test_errors_name_the_arguments_of_the_class(
+    runner: Any, text: str, names: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And so is the report of the error."""
+    """And so does the report of the error."""
 
     def fail(*args: Any, **options: Any) -> None:
         raise PlacementError(text)
@@ -132,7 +96,7 @@ def test_errors_are_in_the_words_of_the_class(
     monkeypatch.setattr(gangs, "call", fail)
     with pytest.raises(HydrogenError) as caught:
         runner.run(print)
-    assert str(caught.value) == expected == caught.value.report.partition(": ")[2]
+    assert str(caught.value) == text + names == caught.value.report.partition(": ")[2]
 
 
 def test_a_failure_reaches_another_process() -> None:
