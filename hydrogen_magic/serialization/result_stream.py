@@ -152,12 +152,15 @@ def unpack(
 def _what_opens(sections: Sequence[Payload]) -> Iterator[Any]:
     source = _SectionReader()
     unpickler = TolerantUnpickler(source, buffers=source)
+    damage: Exception | None = None
     for section in sections:
         unpickler.begin_section()
-        try:
-            obj = source.load(section, unpickler)
-        except Exception as error:  # not of the user's classes: the unpickler would go on
-            damage = pickle.UnpicklingError(f"its pickle is damaged: {error!r}")
+        if damage is None:
+            try:
+                obj = source.load(section, unpickler)
+            except Exception as error:  # not of the user's classes: the unpickler would go on
+                damage = pickle.UnpicklingError(f"its pickle is damaged: {error!r}")
+        if damage is not None:  # later ones would count its objects, and get wrong ones
             obj = unpickler.lose("damaged pickle", damage)
         yield UnopenedPart(unpickler.reasons[0], obj) if unpickler.reasons else obj
 

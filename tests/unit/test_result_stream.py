@@ -432,12 +432,15 @@ def test_a_damaged_file_of_results_is_reported(
         outliving.assign(with_file(tmp_path), ["q"], {})
 
 
-def test_a_damaged_pickle_is_reported() -> None:
-    sections = packed({"a": [1], "b": [2]})
-    cut = Payload(sections["a"].pickled[:-3])
-    damaged, whole = result_stream.unpack([cut, sections["b"]])
-    assert isinstance(damaged, UnopenedPart) and "its pickle is damaged" in damaged.reason
-    assert whole == [2]
+def test_a_damaged_pickle_and_those_after_it_are_reported() -> None:
+    """Later ones refer to its objects by their number: they would get wrong ones."""
+    shared, other = ["c"], ["d"]
+    sections = packed({"a": [shared], "b": [shared, other], "c": [shared, other]})
+    cut = Payload(sections["b"].pickled[:-8])
+    whole, *damaged = result_stream.unpack([sections["a"], cut, sections["c"]])
+    assert whole == [["c"]]
+    for part in damaged:
+        assert isinstance(part, UnopenedPart) and "its pickle is damaged" in part.reason
 
 
 def test_results_of_a_gang_that_cannot_be_recorded_are_loaded(
