@@ -458,20 +458,17 @@ def end_with_kernel() -> None:
     tracking.finish_all(max(0.0, began_s + _TRACKED_S - time.monotonic()))
 
 
-def note_shutdown(began: float) -> None:
+def note_shutdown(began: float, cell_began: float) -> None:
     """Note in the records of the gangs that this stopped that their kernel was shut down.
 
-    Jupyter interrupts a kernel before it asks for that, which stops the gangs of the current cell. Those
-    of earlier cells had ended before the newest gang was launched.
-    ``began``: when it asked, in Unix time.
+    Jupyter interrupts a kernel before it asks for that, which stops the gangs of the current cell.
+    ``began``: when it asked; ``cell_began``: when the last cell was started; both in Unix time.
     """
-    states = {gang: gang.snapshot() for gang in gangs().values()}
-    newest = max((state.wall_time for state in states.values()), default=0.0)
-    for gang, state in states.items():
-        ended = state.wall_time + state.now_s
+    for gang in gangs().values():
+        state = gang.snapshot()
         is_stopped = (state.state, state.stop_reason) == ("STOPPED", "user")
-        is_recent = ended > max(newest, began - _INTERRUPTED_S)
-        if is_stopped and is_recent and not state.outlives:
+        is_recent = began - state.wall_time - state.now_s < _INTERRUPTED_S
+        if is_stopped and is_recent and state.wall_time >= cell_began and not state.outlives:
             run_log.write_end(gang.folder, ev.KERNEL_ENDED)
 
 

@@ -41,8 +41,9 @@ def load(shell: InteractiveShell) -> None:
             stacklevel=3,
         )
     shell.register_magics(magic)
+    shell.events.register("pre_run_cell", magic.note_cell)
     shell.events.register("post_run_cell", magic.get_ready)
-    _end_before_other_processes(getattr(shell, "kernel", None))
+    _end_before_other_processes(getattr(shell, "kernel", None), magic)
     _report_stopped_runs()
     for line in outliving.attachable_lines():
         print(line)
@@ -59,6 +60,7 @@ def unload(shell: InteractiveShell) -> None:
     for magic in [each for each in configurables if isinstance(each, Distributed)]:
         for (kind, name), other in magic.replaced.items():
             registered[kind].setdefault(name, other)
+        shell.events.unregister("pre_run_cell", magic.note_cell)
         with suppress(ValueError):
             shell.events.unregister("post_run_cell", magic.get_ready)
         configurables.remove(magic)
@@ -66,7 +68,7 @@ def unload(shell: InteractiveShell) -> None:
     vars(getattr(shell, "kernel", shell)).pop("do_shutdown", None)
 
 
-def _end_before_other_processes(kernel: Any) -> None:
+def _end_before_other_processes(kernel: Any, magic: Distributed) -> None:
     """Have a kernel that is shut down end its gangs and delete its data at once.
 
     ipykernel waits for the notebook's other processes before it exits, such as Spark's JVM, and Jupyter
@@ -80,7 +82,7 @@ def _end_before_other_processes(kernel: Any) -> None:
     def do_shutdown(*args: Any, **kwargs: Any) -> Any:
         began = time.time()
         launcher.end_with_kernel()
-        launcher.note_shutdown(began)
+        launcher.note_shutdown(began, magic.cell_began)
         folders.delete_all()
         return shut_down(*args, **kwargs)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+import time
 import tokenize
 import traceback
 from collections.abc import Callable, Mapping
@@ -118,6 +119,12 @@ class Distributed(Magics):
         super().__init__(shell)
         self.replaced: dict[tuple[str, str], Any] = {}
         """Replaced magics of the same names, by kind and name: restored when the extension is unloaded."""
+        self.cell_began = 0.0
+        """Unix time at which the last cell was started."""
+
+    def note_cell(self, info: object = None) -> None:
+        """Note that a cell starts: called by IPython's event."""
+        self.cell_began = time.time()
 
     def get_ready(self, result: object = None) -> None:
         """Start an agent when torch is imported, so that the first gang starts as fast as later ones.

@@ -549,10 +549,6 @@ def test_the_gang_ends_with_its_kernel_and_the_next_one_runs(kernel: Kernel, how
     hub = kernel.value(
         "from hydrogen_magic.driver.placements import local_agents; local_agents.hub()._directory"
     )
-    stopped = kernel.start("%%distributed --np 2\nimport time; print('ready'); time.sleep(1000)")
-    both_say(kernel, stopped, "ready")
-    kernel.interrupt()
-    kernel.finish(stopped)
     cell = kernel.start(FAMILY)
     kernel.until(cell, lambda: cell.stream().count("training") == 2)
     family = [process.pid for process in processes.descendants(kernel.pid)]
@@ -567,8 +563,18 @@ def test_the_gang_ends_with_its_kernel_and_the_next_one_runs(kernel: Kernel, how
     wait_until_gone(family)
     assert not sockets.exists()
     # jupyter_client interrupts first, so that the gang may end in order before the kernel does.
-    assert "1 earlier run was stopped when the kernel ended" in kernel.load(), "not the one before"
+    assert "1 earlier run was stopped when the kernel ended" in kernel.load()
     assert kernel.run("%reload_ext hydrogen_magic").stream() == "", "reported once"
+
+
+def test_a_gang_that_the_user_stopped_is_not_reported(kernel: Kernel) -> None:
+    cell = kernel.start("%%distributed --np 2\nimport time; print('ready'); time.sleep(1000)")
+    both_say(kernel, cell, "ready")
+    kernel.interrupt()
+    kernel.finish(cell)
+    kernel.run("# a later cell: the restart interrupts this one")
+    kernel.restart(now=False)
+    assert kernel.load() == ""
 
 
 def test_a_kernel_that_is_shut_down_while_a_child_lingers_ends_in_order(
