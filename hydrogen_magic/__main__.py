@@ -18,6 +18,7 @@ from hydrogen_magic.notebook import gang_command
 from hydrogen_magic.notebook.arguments.gang import GangCommand, parse_gang_words
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.views import pick_view
+from hydrogen_magic.views.output_stream import OutputStream
 
 COMMANDS = {
     "gang list": "the ten newest recorded gangs, and those that run without their kernel",
@@ -111,7 +112,8 @@ def _manage(command: GangCommand) -> int:
 
 
 def _follow(gang: Gang) -> int:
-    view = pick_view(gang)
+    # Its errors are raised: a reader that has ended, as head does, ends this process alone.
+    view = pick_view(gang, stdout=OutputStream())
     try:
         attending.show(gang, view)
     except KeyboardInterrupt:

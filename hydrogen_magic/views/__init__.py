@@ -14,6 +14,8 @@ from hydrogen_magic.driver.state.gang_state import GangState
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
 
+    from hydrogen_magic.views.output_stream import OutputStream
+
 ATTENDED_S = 0.1
 """Interval between updates of text while a cell waits: output appears to be immediate."""
 DETACHED_S = 0.25
@@ -51,15 +53,22 @@ def kernel_here() -> Any:
     return getattr(shell_here(), "kernel", None)
 
 
-def pick_view(gang: Gang, *, quiet: bool = False, detached: bool = False) -> View:
+def pick_view(
+    gang: Gang,
+    *,
+    quiet: bool = False,
+    detached: bool = False,
+    stdout: OutputStream | None = None,
+) -> View:
     """Return the view of a gang for the output of this process.
 
     ``quiet`` shows only output. A ``detached`` view is updated by a thread while the user continues.
+    ``stdout``: see :func:`~hydrogen_magic.views.text_view.pick_surface`.
     """
     from hydrogen_magic.views.outputs import NotebookOutput
     from hydrogen_magic.views.text_view import TextView, pick_surface
 
-    surface = pick_surface(detached=detached)
+    surface = pick_surface(detached=detached, stdout=stdout)
     if quiet and detached and isinstance(surface, NotebookOutput):
         from hydrogen_magic.views.widget.display import cell_of_threads  # takes time
         from hydrogen_magic.views.widget.rank_displays import RankDisplays

@@ -18,6 +18,7 @@ from hydrogen_magic.driver.state.output_lines import (
     clean_name,
     without_colour,
 )
+from hydrogen_magic.views.output_stream import OutputStream
 from hydrogen_magic.views.text_table import gang_lines, name_and_size, status_line, warnings
 
 if TYPE_CHECKING:
@@ -61,20 +62,18 @@ def _prefix(line: OutputLine, n_ranks: int) -> str:
 
 
 class PlainOutput:
-    """Lines only: without colour or redrawing. For pipes, CI logs and so on.
-
-    ``stdout`` and ``stderr`` default to those of ``sys`` at the time of each write, because
-    prompt_toolkit and test runners exchange them.
-    """
+    """Lines only: without colour or redrawing. For pipes, CI logs and so on."""
 
     first_interval_s = 5.0
     """A short run prints no lines between its start and its end."""
     last_interval_s = 60.0
     """A run of an hour stays readable: about 60 lines."""
 
-    def __init__(self, stdout: TextIO | None = None, stderr: TextIO | None = None) -> None:
-        self._stdout = stdout
-        self._stderr = stderr
+    def __init__(
+        self, stdout: TextIO | OutputStream | None = None, stderr: TextIO | None = None
+    ) -> None:
+        self._stdout = stdout or OutputStream(optional=True)
+        self._stderr = stderr or OutputStream("stderr", optional=True)
         self._interval_s = self.first_interval_s
         self._next_status_s: float | None = None
         self._warned: set[str] = set()
@@ -82,7 +81,7 @@ class PlainOutput:
 
     def write(self, lines: Sequence[OutputLine], n_ranks: int) -> None:
         for line in lines:
-            stream = self._stderr or sys.stderr if line.stream == "stderr" else None
+            stream = self._stderr if line.stream == "stderr" else None
             self._print(f"{_prefix(line, n_ranks)}{without_colour(line.text)}", stream)
 
     def display(self, displays: Sequence[ev.Display], n_ranks: int) -> None:
@@ -112,11 +111,9 @@ class PlainOutput:
             self._print(f"gang {state.gang}: {_notice(notice)}")
         self._n_notices = len(state.notices)
 
-    def _print(self, text: str, stream: TextIO | None = None) -> None:
-        stream = stream or self._stdout or sys.stdout
-        # A log under LANG=C cannot encode every character of a rank: "?" is better than an error.
-        encoding = getattr(stream, "encoding", None) or "utf-8"
-        stream.write(text.encode(encoding, "replace").decode(encoding) + "\n")
+    def _print(self, text: str, stream: TextIO | OutputStream | None = None) -> None:
+        stream = stream or self._stdout
+        stream.write(f"{text}\n")
         stream.flush()
 
 
@@ -139,10 +136,8 @@ _RANK_COLOURS = ("cyan", "green", "yellow", "magenta", "blue", "bright_cyan", "b
 class TerminalOutput:
     """A block that is redrawn at the bottom, with the ranks' output scrolling above it."""
 
-    def __init__(self, console: Console | None = None) -> None:
-        from rich.console import Console
-
-        self._console = console or Console(highlight=False)
+    def __init__(self, console: Console) -> None:
+        self._console = console
         self._live: Live | None = None
 
     def write(self, lines: Sequence[OutputLine], n_ranks: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable
 from contextlib import AbstractContextManager
@@ -13,6 +12,7 @@ from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views import draws_html
+from hydrogen_magic.views.output_stream import OutputStream
 
 if TYPE_CHECKING:
     from hydrogen_magic.views.widget.display import CellOutput
@@ -40,6 +40,7 @@ class RowProgress(AbstractContextManager["RowProgress"]):
         self._due_s = self._began_s + _SHOWN_AFTER_S
         self._is_shown = False
         self._output: CellOutput | None = None
+        self._stdout = OutputStream(optional=True)
         self._context = copy_context()
         """In it, ipykernel knows the cell, also in a thread that writes."""
 
@@ -104,8 +105,9 @@ class RowProgress(AbstractContextManager["RowProgress"]):
 
             self._output = self._output or CellOutput()
             self._context.copy().run(self._output.show_text, text)
-        elif sys.stdout.isatty():
+        elif self._stdout.isatty():
             end = "\n" if is_last else ""
-            print(f"\r{text}\x1b[K", end=end, flush=True)  # clears the rest of a longer text
+            # The escape sequence clears the rest of a longer text.
+            print(f"\r{text}\x1b[K", end=end, flush=True, file=self._stdout)
         elif is_last:
-            print(text)
+            print(text, file=self._stdout)

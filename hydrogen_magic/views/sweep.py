@@ -13,6 +13,7 @@ from hydrogen_magic.driver.state.output_lines import clean_name
 from hydrogen_magic.views import draws_html, report_fault
 from hydrogen_magic.views.comparison import Comparison, Run
 from hydrogen_magic.views.metric_order import by_importance
+from hydrogen_magic.views.output_stream import OutputStream
 from hydrogen_magic.views.static_svg.ansi import escaped
 from hydrogen_magic.views.widget.display import CellOutput
 
@@ -93,6 +94,7 @@ class _TextSweep:
         self._comparison = comparison
         self._names = [state.name for state in planned]
         self._printed: set[int] = set()
+        self._stdout = OutputStream(optional=True)
 
     def update(self, sweep: RunningSweep) -> None:
         self._comparison.read()
@@ -100,12 +102,15 @@ class _TextSweep:
             has_run = state.is_terminal and (state.gang or state.state == "FAILED")
             if has_run and place not in self._printed:
                 self._printed.add(place)
-                print(f"{self._names[place]}: {_ended(state)} ({sweep.progress})", flush=True)
+                self._print(f"{self._names[place]}: {_ended(state)} ({sweep.progress})")
 
     def close(self, sweep: RunningSweep) -> None:
         self.update(sweep)
         noted = _warnings(self._comparison.states)
-        print("\n".join([*noted, *self._comparison.lines(time.time())]), flush=True)
+        self._print("\n".join([*noted, *self._comparison.lines(time.time())]))
+
+    def _print(self, text: str) -> None:
+        print(text, file=self._stdout, flush=True)
 
 
 SweepView = _NoView | _NotebookSweep | _TextSweep

@@ -6,16 +6,17 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Sequence
 from itertools import groupby
+from typing import IO, cast
 
 from hydrogen_magic.core.events import SHOW, Display, Event
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import OutputLine, OutputLines
 from hydrogen_magic.views import ATTENDED_S, kernel_here
 from hydrogen_magic.views.elapsed import GangClock
+from hydrogen_magic.views.output_stream import OutputStream
 from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput, TextOutput
 
 
@@ -69,11 +70,17 @@ class TextView:
             self._surface.write(lines, len(state.ranks))
 
 
-def pick_surface(*, detached: bool = False) -> TextOutput:
-    """Return the surface for this process: Jupyter kernel, terminal, or plain lines."""
+def pick_surface(*, detached: bool = False, stdout: OutputStream | None = None) -> TextOutput:
+    """Return the surface for this process: Jupyter kernel, terminal, or plain lines.
+
+    ``stdout``: that of a terminal or of lines; None: gangs go on if it cannot be written.
+    """
     if kernel_here() is not None:
         return NotebookOutput()
     # A block redrawn by a thread would interfere with the user's prompt.
-    if sys.stdout.isatty() and not detached:
-        return TerminalOutput()
-    return PlainOutput()
+    stdout = stdout or OutputStream(optional=True)
+    if stdout.isatty() and not detached:
+        from rich.console import Console
+
+        return TerminalOutput(Console(file=cast("IO[str]", stdout), highlight=False))
+    return PlainOutput(stdout)

@@ -7,6 +7,7 @@ import html
 import io
 import math
 import re
+import sys
 from collections.abc import Sequence
 
 import pytest
@@ -25,7 +26,7 @@ from hydrogen_magic.node.worker import results
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput
 from hydrogen_magic.views.text_table import gang_lines, status_line, warnings
-from hydrogen_magic.views.text_view import TextView
+from hydrogen_magic.views.text_view import TextView, pick_surface
 from hydrogen_magic.views.widget.rank_rows import rank_row
 from tests import pictures, seconds
 from tests.gang_events import launched, running
@@ -317,15 +318,43 @@ def test_plain_lines_have_a_start_growing_intervals_and_an_end() -> None:
     assert "\x1b" not in written.getvalue()
 
 
-def test_plain_lines_carry_rank_and_stream_and_survive_an_ascii_log() -> None:
-    raw = io.BytesIO()
-    stdout, stderr = io.TextIOWrapper(raw, encoding="ascii"), io.StringIO()
-    view = TextView(PlainOutput(stdout, stderr), quiet=True)
+def test_plain_lines_carry_rank_and_stream_and_survive_an_ascii_log(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    raw, stderr = io.BytesIO(), io.StringIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    monkeypatch.setattr(sys, "stderr", stderr)
+    view = TextView(PlainOutput(), quiet=True)
     view.update(replay(running()), [out(0, "\x1b[31mrot\x1b[0m é\n"), out(1, "oops\n", "stderr")])
     view.close(replay(running()))
-    stdout.flush()
     assert raw.getvalue() == b"[0] rot ?\n"
     assert stderr.getvalue() == "[1] oops\n"
+
+
+class Broken(io.StringIO):
+    """A stream whose reader has ended, or whose disk is full."""
+
+    def __init__(self, *, is_terminal: bool) -> None:
+        super().__init__()
+        self.isatty = lambda: is_terminal  # type: ignore[method-assign]
+
+    def write(self, text: str) -> int:
+        raise BrokenPipeError("no reader")
+
+
+@pytest.mark.parametrize("is_terminal", [False, True])
+def test_a_stream_that_cannot_be_written_is_reported_once_and_ends_nothing(
+    is_terminal: bool, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdout", Broken(is_terminal=is_terminal))
+    view = TextView(pick_surface())
+    view.update(replay(running()), [out(0, "lost\n")])
+    monkeypatch.setattr(sys, "stdout", io.StringIO())  # whose lines would begin in the middle
+    view.close(replay([*running(), ev.GangEnded(4.0, "SUCCEEDED", "")]))
+    assert sys.stdout.getvalue() == ""  # type: ignore[attr-defined]
+    said = capsys.readouterr().err
+    assert said.startswith("hydrogen_magic: stdout cannot be written (no reader)")
+    assert len(said.splitlines()) == 1
 
 
 def test_one_rank_has_no_prefix() -> None:
