@@ -57,7 +57,7 @@ def main(arguments: Sequence[str]) -> int:
         return 2
     try:
         status = _manage(command)
-        sys.stdout.flush()
+        OutputStream().flush()
         return status
     except KeyboardInterrupt:
         return 128 + signal.SIGINT
@@ -107,7 +107,7 @@ def _manage(command: GangCommand) -> int:
     if command.verb == "doctor":
         is_well = gang_command.examine(lambda lines: print(*lines, sep="\n", flush=True))
         return 0 if is_well else 1
-    gang_command.manage(command, sys.stdout.write)
+    gang_command.manage(command)
     return 0
 
 

@@ -15,7 +15,6 @@ from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import attending, launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.interrupts import interrupts_held
-from hydrogen_magic.views import pick_view
 
 _HIDDEN = (
     "only messages of log_to_driver and LogCallback are shown here; driver_log_verbosity='all' "
@@ -62,7 +61,7 @@ def _attended(
     with interrupts_held():
         gang = launcher.launch_captured(captured, spec, title=title)
         shown = cast("Gang", _DriverLog(gang)) if driver_log_only else gang
-        attending.attend(shown, pick_view(shown, quiet=spec.quiet))
+        attending.attend(shown, quiet=spec.quiet)
     return gang.result
 
 

@@ -12,13 +12,18 @@ from hydrogen_magic.driver import tracking
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.input_line import NotebookInputLine
 from hydrogen_magic.driver.interrupts import interrupts_held
-from hydrogen_magic.views import View, draws_html
+from hydrogen_magic.views import View, draws_html, pick_view
 
 
-def attend(gang: Gang, view: View) -> None:
-    """Show the gang until it has ended. The first interrupt stops the gang, the second kills it."""
+def attend(gang: Gang, *, quiet: bool = False) -> None:
+    """Show the gang, with ``quiet`` only its output, until it has ended.
+
+    The first interrupt stops the gang, the second kills it. A view that fails, or cannot be made, ends it.
+    """
     with interrupts_held() as interrupts, ExitStack() as endings:
         endings.callback(tracking.finish, [gang])
+        endings.callback(_end, gang)  # while there is no view
+        view = pick_view(gang, quiet=quiet)
         endings.callback(lambda: view.close(gang.snapshot()))
         endings.callback(_end, gang)  # the first of them
         interrupts.take(gang)

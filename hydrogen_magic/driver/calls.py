@@ -20,7 +20,6 @@ from hydrogen_magic.driver.attending import attend
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.interrupts import interrupts_held
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
-from hydrogen_magic.views import pick_view
 
 
 def launch(
@@ -197,5 +196,5 @@ def run(function: Callable[..., Any], *args: Any, quiet: bool = False, **options
     """
     with interrupts_held():
         gang = launch(function, *args, **options)
-        attend(gang, pick_view(gang, quiet=quiet))
+        attend(gang, quiet=quiet)
     return gang.result

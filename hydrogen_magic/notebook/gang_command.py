@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import time
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -23,6 +22,7 @@ from hydrogen_magic.notebook.arguments.gang import GangCommand
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.notebook.outliving import attachable_lines
 from hydrogen_magic.views import draws_html, draws_widgets, pick_view
+from hydrogen_magic.views.output_stream import OutputStream
 from hydrogen_magic.views.tables import gangs_table, sessions_table
 from hydrogen_magic.views.text_table import gang_lines
 
@@ -30,12 +30,13 @@ _LISTED_RUNS = 10
 """Recorded runs in a list: about as many as a person remembers."""
 
 
-def manage(command: GangCommand, write: Callable[[str], Any] = sys.stdout.write) -> Any:
-    """Carry out ``command``, writing text with ``write``.
+def manage(command: GangCommand, write: Callable[[str], Any] | None = None) -> Any:
+    """Carry out ``command``, writing text with ``write``, by default to stdout.
 
     Returns rank 0's value for ``wait``, otherwise None. ArgumentsError: there is no such gang.
     """
-    return _VERBS[command.verb](command, lambda lines: write("".join(f"{x}\n" for x in lines)))
+    put = write or OutputStream().write
+    return _VERBS[command.verb](command, lambda lines: put("".join(f"{x}\n" for x in lines)))
 
 
 def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:

@@ -160,7 +160,7 @@ class Distributed(Magics):
         return "".join(pieces)
 
     def _manage(self, command: GangCommand) -> Any:
-        found = gang_command.manage(command, sys.stdout.write)
+        found = gang_command.manage(command)
         if command.out:
             print(outliving.assign(found, command.out, self._ip.user_ns))
             return None
@@ -386,7 +386,7 @@ class Distributed(Magics):
     def _watch(self, gang: Gang, spec: JobSpec) -> None:
         """Show the gang until it ends."""
         try:
-            attending.attend(gang, pick_view(gang, quiet=spec.quiet))
+            attending.attend(gang, quiet=spec.quiet)
         finally:
             _write_timeline(gang, spec)
 

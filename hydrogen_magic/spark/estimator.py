@@ -32,7 +32,6 @@ from hydrogen_magic.spark.params import TrainingParams
 from hydrogen_magic.spark.persistence import Reader, Writer
 from hydrogen_magic.spark.rows import RowSpec, SharedRows, TrainingRows
 from hydrogen_magic.spark.trainings import Trainings
-from hydrogen_magic.views import pick_view
 
 if TYPE_CHECKING:
     import torch
@@ -378,7 +377,7 @@ def _run(
     with interrupts_held():
         gang = calls.launch(call, **options)
         launched(gang)
-        attending.attend(gang, pick_view(gang, quiet=quiet))
+        attending.attend(gang, quiet=quiet)
     gang.raise_for_state()
     return gang
 

@@ -10,8 +10,9 @@ from typing import TextIO
 class OutputStream:
     """``sys.stdout`` or ``sys.stderr`` at the time of each call: prompt_toolkit and test runners change them.
 
-    A character that its encoding lacks becomes "?". An ``optional`` stream that cannot be written (its reader
-    has ended, its disk is full) gets nothing more, which is reported once; otherwise the error is raised.
+    One that is None, as in a process that was started without it, discards the text. A character that its
+    encoding lacks becomes "?". An ``optional`` stream that cannot be written (its reader has ended, its disk
+    is full) gets nothing more, which is reported once; otherwise the error is raised.
     """
 
     def __init__(self, name: str = "stdout", *, optional: bool = False) -> None:
@@ -39,15 +40,16 @@ class OutputStream:
         return bool(self._call("isatty"))
 
     @property
-    def _stream(self) -> TextIO:
-        stream: TextIO = getattr(sys, self._name)
+    def _stream(self) -> TextIO | None:
+        stream: TextIO | None = getattr(sys, self._name)
         return stream
 
     def _call(self, method: str, *args: str) -> object:
-        if self._is_lost:
+        call = getattr(self._stream, method, None)  # an object of the user's may have `write` alone
+        if self._is_lost or call is None:
             return None
         try:
-            return getattr(self._stream, method)(*args)
+            return call(*args)
         except (OSError, ValueError) as error:  # ValueError: the stream is closed
             if not self._optional:
                 raise

@@ -351,9 +351,16 @@ def test_stop_while_it_starts(delay_s: float) -> None:
     assert ended(gang).state == "STOPPED"
 
 
-def test_a_view_that_fails_stops_its_gang_and_is_the_reason() -> None:
+@pytest.mark.parametrize("is_made", [True, False])
+def test_a_view_that_fails_stops_its_gang_and_is_the_reason(
+    is_made: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
     class Failing:
         interval_s = 0.1
+
+        def __init__(self, gang: hm.Gang, quiet: bool) -> None:
+            if not is_made:
+                raise OSError("no terminal")
 
         def update(self, state: object, fresh: object) -> None:
             raise OSError("no terminal")
@@ -362,9 +369,10 @@ def test_a_view_that_fails_stops_its_gang_and_is_the_reason() -> None:
 
         def close(self, state: object) -> None: ...
 
+    monkeypatch.setattr(attending, "pick_view", Failing)
     gang = hm.launch(ranks.hang, "sleep", np=1)
     with pytest.raises(OSError, match="no terminal"):
-        attending.attend(gang, Failing())
+        attending.attend(gang)
     with pytest.raises(GangStoppedError, match="the cell that waited for it failed"):
         gang.raise_for_state()
 
@@ -383,10 +391,11 @@ def test_a_tracker_gets_the_last_points_also_when_the_view_fails_to_close(
             raise OSError("no terminal")
 
     waited: list[hm.Gang] = []
+    monkeypatch.setattr(attending, "pick_view", lambda gang, quiet: Failing())
     monkeypatch.setattr(attending.tracking, "finish", waited.extend)
     gang = hm.launch(plain_ranks.rank, np=1)
     with pytest.raises(OSError, match="no terminal"):
-        attending.attend(gang, Failing())
+        attending.attend(gang)
     assert waited == [gang]
 
 

@@ -24,6 +24,11 @@ def test_the_reader_of_its_output_may_end_first(monkeypatch: pytest.MonkeyPatch)
         assert main(["gang", "list"]) == 1
 
 
+def test_a_process_without_streams_carries_out_commands(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    assert main(["gang", "list"]) == 0
+
+
 def test_the_shell_has_split_and_unquoted_the_words(capsys: pytest.CaptureFixture[str]) -> None:
     write("g1", replace(launched("g1"), name="#1 isn't wide"), ENDED)
     write("g2", launched("g2", wall_time=2e9), ENDED)

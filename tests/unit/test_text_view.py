@@ -357,6 +357,14 @@ def test_a_stream_that_cannot_be_written_is_reported_once_and_ends_nothing(
     assert len(said.splitlines()) == 1
 
 
+def test_a_process_without_streams_shows_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "stdout", None)
+    monkeypatch.setattr(sys, "stderr", None)
+    view = TextView(pick_surface())
+    view.update(replay(running()), [out(0, "lost\n"), out(0, "lost\n", "stderr")])
+    view.close(replay(running()))
+
+
 def test_one_rank_has_no_prefix() -> None:
     written = io.StringIO()
     view = TextView(PlainOutput(written, written), quiet=True)
