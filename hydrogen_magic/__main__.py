@@ -42,7 +42,7 @@ def main(arguments: Sequence[str]) -> int:
         status: int = pkgutil.resolve_name(setups[arguments[0]])(arguments[1:])
         return status
     if set(arguments) & {"-h", "--help"}:
-        print(_usage(setups))
+        print(_usage(setups), file=OutputStream())
         return 0
     if arguments[:1] != ["gang"]:
         print(_usage(setups), file=sys.stderr)
@@ -105,7 +105,10 @@ def _manage(command: GangCommand) -> int:
         gang_command.waited(command).raise_for_state()
         return 0
     if command.verb == "doctor":
-        is_well = gang_command.examine(lambda lines: print(*lines, sep="\n", flush=True))
+        stdout = OutputStream()
+        is_well = gang_command.examine(
+            lambda lines: print(*lines, sep="\n", flush=True, file=stdout)
+        )
         return 0 if is_well else 1
     gang_command.manage(command)
     return 0

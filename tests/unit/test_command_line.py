@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import os
 import sys
 from dataclasses import replace
@@ -27,6 +28,18 @@ def test_the_reader_of_its_output_may_end_first(monkeypatch: pytest.MonkeyPatch)
 def test_a_process_without_streams_carries_out_commands(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "stdout", None)
     assert main(["gang", "list"]) == 0
+
+
+@pytest.mark.parametrize("line", ["--help", "gang show g1"])
+def test_a_stdout_that_lacks_characters_gets_question_marks(
+    line: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("g1", launched("g1"), ENDED)
+    raw = io.BytesIO()
+    monkeypatch.setattr(sys, "stdout", io.TextIOWrapper(raw, encoding="ascii"))
+    assert main(line.split()) == 0
+    sys.stdout.flush()
+    assert b"?" in raw.getvalue()
 
 
 def test_the_shell_has_split_and_unquoted_the_words(capsys: pytest.CaptureFixture[str]) -> None:
