@@ -82,5 +82,7 @@ def pick_surface(*, detached: bool = False, stdout: OutputStream | None = None) 
     if stdout.isatty() and not detached:
         from rich.console import Console
 
-        return TerminalOutput(Console(file=cast("IO[str]", stdout), highlight=False))
+        console = Console(file=cast("IO[str]", stdout), highlight=False)
+        if console.is_terminal and not console.is_dumb_terminal:  # on others, Rich redraws nothing
+            return TerminalOutput(console)
     return PlainOutput(stdout)
