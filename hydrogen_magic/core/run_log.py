@@ -29,6 +29,7 @@ from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
+from io import FileIO
 from itertools import islice
 from pathlib import Path
 from typing import BinaryIO
@@ -472,10 +473,11 @@ def why_over(launched: ev.GangLaunched) -> str:
     return "its owner process ended unexpectedly" if launched.outlives else "its kernel ended"
 
 
-def complete(gang_id: str, events: Sequence[ev.Event]) -> None:
+def complete(gang_id: str, events: Sequence[ev.Event], *, only_now: bool = False) -> None:
     """Append what the record lacks of ``events``, all those of a run: its disk was full for a while.
 
-    Raises OSError.
+    Raises OSError if it still is. With ``only_now``, the end replaces recorded events then: without an end,
+    the run seems to have lost its kernel.
     """
     with open(run_dir(gang_id) / _EVENTS, "r+b", buffering=0) as file:
         data = file.readall()
@@ -484,8 +486,24 @@ def complete(gang_id: str, events: Sequence[ev.Event]) -> None:
         file.seek(end)
         n_recorded = data.count(b"\n", 0, end)
         missing = b"".join(map(_line, islice(filter(is_recorded, events), n_recorded, None)))
-        while missing:  # a disk that gets full takes a part, and refuses the rest
-            missing = missing[file.write(missing) :]
+        try:
+            while missing:  # a disk that gets full takes a part, and refuses the rest
+                missing = missing[file.write(missing) :]
+        except OSError:
+            if only_now and isinstance(events[-1], ev.GangEnded):
+                _write_over(file, _line(events[-1]))
+            raise
+
+
+def _write_over(file: FileIO, line: bytes) -> None:
+    """Replace the last lines of a record by ``line``, if it has more than one: this needs no space."""
+    file.seek(0)
+    data = file.readall()
+    start = data.rfind(b"\n", 0, max(0, len(data) - len(line))) + 1
+    if start:
+        file.truncate(start + len(line))  # first: a part of a line is ignored
+        file.seek(start)
+        file.write(line)
 
 
 def write_end(run_dir: Path, reason: str) -> None:

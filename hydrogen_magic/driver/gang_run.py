@@ -97,7 +97,8 @@ class GangRun:
         self._record.close()
         if self._record.is_incomplete:
             with suppress(Exception):  # the disk is still full: that costs the record alone
-                run_log.complete(self.id, self.events)
+                # The process that owns an outliving gang waits for space.
+                run_log.complete(self.id, self.events, only_now=not self.state.outlives)
         self.ended.set()
 
     def error(self) -> BaseException | None:

@@ -27,6 +27,7 @@ from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.metrics import frame
 from hydrogen_magic.driver.owner import process
 from hydrogen_magic.driver.state import stored_results
+from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import gang_command
 from hydrogen_magic.notebook.arguments.gang import GangCommand
@@ -195,6 +196,24 @@ def test_a_gang_records_at_its_end_what_a_full_disk_refused() -> None:
     assert run_log.read("g1")[:2] == [launched("g1"), METRICS] and len(said) == 1
     found = run_log.summary("g1")
     assert found is not None and found.ended is not None
+
+
+@pytest.mark.parametrize("n_free", [0, 10, 10_000])
+def test_the_end_of_a_gang_needs_no_space_on_its_disk(n_free: int) -> None:
+    """Without an end, later kernels take a gang that succeeded for one that was stopped."""
+    run = GangRun("g1", run_log.Record.create("g1"))
+    run.emit(launched("g1"))
+    for _ in range(5):
+        run.emit(METRICS)
+    before = run_log.read("g1")
+    with disk_full_at((run.rank_logs.folder / "events.jsonl").stat().st_size + n_free):
+        run.emit(ev.Output(2.0, 0, "stdout", "x" * 20_000))
+        run.emit(ENDED)
+        run.finish()
+    *kept, end = run_log.read("g1")
+    assert kept == before[: len(kept)] and len(kept) > 1
+    assert end == run.events[-1] and isinstance(end, ev.GangEnded)
+    assert [rank.phase for rank in replay([*kept, end]).ranks] == ["done", "done"]
 
 
 def test_the_end_of_a_gang_is_its_last_event(capsys: pytest.CaptureFixture[str]) -> None:

@@ -142,6 +142,8 @@ def _complete_record(gang: Gang, *, is_seen: bool) -> None:
             return
         except OSError:  # the disk is still full
             continue
+    with suppress(OSError):
+        run_log.complete(gang.id, gang.events(), only_now=True)
 
 
 def _leave_nothing(folder: Path) -> None:

@@ -326,7 +326,7 @@ def _ended(state: GangState, e: ev.GangEnded) -> GangState:
     return replaced(
         state,
         state=e.state,
-        ranks=tuple(map(_without_end, state.ranks)) if e.state == "STOPPED" else state.ranks,
+        ranks=tuple(_over(rank, e.state) for rank in state.ranks),
         reason=e.reason,
         culprit=e.culprit,
         final_metrics=e.metrics,
@@ -336,9 +336,12 @@ def _ended(state: GangState, e: ev.GangEnded) -> GangState:
     )
 
 
-def _without_end(rank: RankState) -> RankState:
-    """Return a rank of a stopped gang, which had no process yet or whose end nothing has reported."""
-    return rank if rank.is_over else replaced(rank, phase="stopped", detail="", waiting_in="")
+def _over(rank: RankState, gang: str) -> RankState:
+    """Return a rank of an ended gang: it may have had no process yet, or its end may not be recorded."""
+    if rank.is_over or gang == "FAILED":
+        return rank
+    phase = "done" if gang == "SUCCEEDED" else "stopped"
+    return replaced(rank, phase=phase, detail="", waiting_in="")
 
 
 # ── rules for one rank ───────────────────────────────────────────────────────────────────────────
