@@ -24,7 +24,7 @@ from hydrogen_magic.node.worker import reporter as reporters
 from hydrogen_magic.node.worker.displays import MOST_BYTES, DisplayQueue
 from hydrogen_magic.node.worker.mime_bundle import as_text, bundle_of
 from hydrogen_magic.views import pick_view, text_view
-from hydrogen_magic.views.widget import rank_displays
+from hydrogen_magic.views.widget import WidgetView, rank_displays
 from hydrogen_magic.views.widget.live_lines import LiveLines
 from hydrogen_magic.views.widget.rank_displays import RankDisplays
 from tests.fake_gang import FakeGang
@@ -431,3 +431,25 @@ def test_what_a_rank_printed_before_it_asks_is_shown() -> None:
     lines, printed = LiveLines(), ev.Output(1.0, 0, "stdout", "your name, ")
     lines.feed([printed, ev.InputRequested(1.0, 0, 1, "? ")], "id")
     assert [line[2] for line in lines.take(1.0)[0]] == ["your name, "]
+
+
+@pytest.mark.parametrize("blocking", [True, False], ids=["cell waits", "detached"])
+def test_output_that_a_tool_without_widgets_may_have_ignored_is_in_the_picture(
+    blocking: bool,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """nbclient ignores what is printed after the end of its cell."""
+    shown: list[dict[str, str]] = []
+    monkeypatch.setattr(
+        "IPython.display.publish_display_data", lambda data, **_: shown.append(data)
+    )
+    gang = FakeGang(tmp_path, ended=True)
+    gang._events.insert(-1, ev.Output(1.5, 1, "stdout", "accuracy 0.93\n"))
+    view = WidgetView(gang, blocking=blocking, expected=False)
+    view.update(gang.snapshot(), gang.events())
+    view.close(gang.snapshot())
+    assert capsys.readouterr().out == "[1] accuracy 0.93\n"
+    for kind in ("text/html", "text/plain"):
+        assert ("accuracy 0.93" in shown[-1][kind]) is not blocking

@@ -219,10 +219,12 @@ class WidgetView:
 
     def _leave_picture(self, state: GangState) -> None:
         is_printed = self._text is not None
+        # Clients such as nbclient ignore what is printed after the end of its cell, and show updates.
+        with_output = not (is_printed and self._blocking)
         drawn = static_view(self._live.events(), state.gang, self._live.page_updates)
-        html = drawn.html(state, with_output=not is_printed, is_raised=self._blocking)
+        html = drawn.html(state, with_output=with_output, is_raised=self._blocking)
         lines = gang_lines(state, state.now_s, NotebookOutput.width)
-        if not is_printed:
+        if with_output:
             lines += drawn.plain_lines(state)
         text = "\n".join(lines)
         if self._page is not None and (self._is_connected.is_set() or not is_printed):
