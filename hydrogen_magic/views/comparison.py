@@ -17,6 +17,7 @@ from hydrogen_magic.views.static_svg.ansi import name_html, table_html
 from hydrogen_magic.views.static_svg.charts import overlaid_html
 from hydrogen_magic.views.static_svg.colours import of_rank
 from hydrogen_magic.views.tables import table
+from hydrogen_magic.views.text_table import as_of
 from hydrogen_magic.views.widget.display import CellOutput
 
 MOST_RUNS = 8
@@ -108,7 +109,7 @@ class Comparison:
         """Return the time of the table while runs go on: a saved notebook keeps it."""
         if all(state.is_terminal for state in self._states):
             return []
-        return [f"as of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}"]
+        return [as_of(now)]
 
     def _drawn(self) -> list[Curves]:
         """Return the curves of the newest runs, and none of the others."""

@@ -19,7 +19,7 @@ from hydrogen_magic.driver.state.output_lines import (
     without_colour,
 )
 from hydrogen_magic.views.output_stream import OutputStream
-from hydrogen_magic.views.text_table import gang_lines, name_and_size, status_line, warnings
+from hydrogen_magic.views.text_table import as_of, gang_lines, name_and_size, status_line, warnings
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -261,7 +261,7 @@ class NotebookOutput:
         if self._shown and now - self._shown_at < self.interval_s:
             return
         self._shown_at = now
-        block = "\n".join(gang_lines(state, now_s, self.width))
+        block = self._block(state, now_s)
         if state.is_terminal and not self._shown:  # its end is shown next
             self._unshown = block
         else:
@@ -269,7 +269,14 @@ class NotebookOutput:
 
     def close(self, state: GangState | None, now_s: float) -> None:
         if state is not None:
-            self._put("\n".join(gang_lines(state, now_s, self.width)))
+            self._put(self._block(state, now_s))
+
+    def _block(self, state: GangState, now_s: float) -> str:
+        """Return the block; until the end, with its time: a notebook that is saved meanwhile keeps it."""
+        lines = gang_lines(state, now_s, self.width)
+        if not state.is_terminal:
+            lines.append(f"{as_of(time.time())}; %gang show {state.gang} shows the present state")
+        return "\n".join(lines)
 
     def _put(self, text: str) -> None:
         self._unshown = ""

@@ -86,6 +86,11 @@ def text_while_running(state: GangState) -> str:
     return f"{name_and_size(state)} · started {started}; was running when this notebook was saved"
 
 
+def as_of(now: float) -> str:
+    """Return the time of a table that may be saved while gangs run; ``now`` is Unix time."""
+    return f"as of {time.strftime('%Y-%m-%d %H:%M:%S', time.localtime(now))}"
+
+
 def status_line(state: GangState, now_s: float) -> str:
     """Return one line about the gang's progress, for logs."""
     parts = [headline(state, now_s), phase_counts(state)]

@@ -442,6 +442,9 @@ def test_a_kernel_updates_one_display_at_most_twice_a_second() -> None:
     view.close(replay([*busy(), ev.GangEnded(13.0, "SUCCEEDED", "")]))
     assert len(sent) <= 22
     assert "succeeded" in sent[-1] and "\x1b" not in sent[-1]
+    # Nothing updates one in a notebook that is saved meanwhile.
+    dated = r"(?s).*running.*\nas of [\d-]+ [\d:]+; %gang show 3f2a shows the present state"
+    assert all(re.fullmatch(dated, text) for text in sent[:-1]) and "as of" not in sent[-1]
 
 
 def test_a_gang_that_ended_before_it_was_shown_needs_its_block_only_above_output(
