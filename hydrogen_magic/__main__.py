@@ -94,15 +94,20 @@ def _parsed(words: Sequence[str]) -> GangCommand:
         raise ArgumentsError(
             "--all stops the gangs of a notebook's kernel, and a terminal has none: name each gang to stop"
         )
+    if command.verb == "attach" and command.take:
+        raise ArgumentsError(
+            "--take: a terminal that attaches only follows the gang; `%gang stop ID --take` stops it even if "
+            "a kernel controls it"
+        )
     return command
 
 
 def _manage(command: GangCommand) -> int:
     if command.verb == "attach":
-        return _follow(gang_command.reachable(command.gang, take=command.take))
+        return _follow(gang_command.reachable(command.gang, "watch"))
     if command.verb == "wait":
         # Without its result, whose classes this process may lack.
-        gang_command.waited(command).raise_for_state()
+        gang_command.waited(command, "watch").raise_for_state()
         return 0
     if command.verb == "doctor":
         stdout = OutputStream()

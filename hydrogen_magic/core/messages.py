@@ -939,7 +939,9 @@ class Attach(OwnerCommand):
     """First message of every connection; answered by :class:`Attached`."""
 
     wants: str
-    """``status`` (the answer alone), ``control`` (if no other one has it) or ``take`` (in any case)."""
+    """``status`` (the answer alone), ``watch`` (never control), ``control`` (if no other one has it) or
+    ``take`` (in any case).
+    """
     name: str
     """What other connections are shown of this one: ``train.ipynb (process 4242)``."""
 

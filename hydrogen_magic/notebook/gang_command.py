@@ -81,9 +81,7 @@ def _draw(gang: Gang, state: GangState) -> None:
 
 def _attach(command: GangCommand, say: Callable[[list[str]], Any]) -> Gang:
     name = command.gang or (_last_outliving_here() if command.out else None)
-    gang = launcher.register(
-        reachable(name or _newest_outliving(bool(command.out)), take=command.take)
-    )
+    gang = launcher.register(reachable(name or _newest_outliving(bool(command.out)), command.wants))
     if not command.out:
         attending.follow(gang, pick_view(gang, detached=True))
     return gang
@@ -123,7 +121,7 @@ def _stopped_or_why_not(name: str, command: GangCommand) -> str:
 
 
 def _stopped(name: str | None, command: GangCommand) -> str:
-    gang = reachable(name, take=command.take, to_stop=True)
+    gang = reachable(name, command.wants, to_stop=True)
     state = gang.snapshot()
     if state.is_terminal:
         return f"gang {gang.id} has already ended: {state.state}"
@@ -189,9 +187,9 @@ def _wait(command: GangCommand, say: Callable[[list[str]], Any]) -> Any:
     return waited(command).result
 
 
-def waited(command: GangCommand) -> Gang:
+def waited(command: GangCommand, wants: str = "control") -> Gang:
     """Return the gang that is meant after its end; GangTimeoutError if that takes too long."""
-    gang = reachable(command.gang)
+    gang = reachable(command.gang, wants)
     if not gang.wait(command.timeout_s):
         raise GangTimeoutError(f"gang {gang.id} is still running after {command.timeout_s:g} s")
     return gang
@@ -230,10 +228,11 @@ _VERBS: Mapping[str, Callable[[GangCommand, Callable[[list[str]], Any]], Any]] =
 # ── finding a gang ───────────────────────────────────────────────────────────────────────────────
 
 
-def reachable(name: str | None, *, take: bool = False, to_stop: bool = False) -> Gang:
+def reachable(name: str | None, wants: str = "control", *, to_stop: bool = False) -> Gang:
     """Return a gang of this kernel, or attach to one that outlives its kernel.
 
-    None: this kernel's last one, else the newest. ``to_stop``: see :func:`_complete`.
+    None: this kernel's last one, else the newest. ``wants``: see :attr:`GangCommand.wants`;
+    ``to_stop``: see :func:`_complete`.
     """
     live = launcher.gangs()
     _refuse_unreadable(name, live)
@@ -249,8 +248,8 @@ def reachable(name: str | None, *, take: bool = False, to_stop: bool = False) ->
         _refuse_out_of_reach(name, known)
         raise
     gang = live.get(found)
-    is_attached = gang is None or (take and gang.snapshot().outlives)
-    return attach(found, take=take) if is_attached else live[found]
+    is_attached = gang is None or (wants == "take" and gang.snapshot().outlives)
+    return attach(found, wants) if is_attached else live[found]
 
 
 def _refuse_out_of_reach(name: str | None, known: Mapping[str, str]) -> None:

@@ -73,7 +73,7 @@ def launched(notebook_shell: InteractiveShell, training: str) -> Iterator[Launch
     yield launch
     for gang in gangs:
         if not gang.wait(0):
-            attach(gang.id, take=True).stop(kill=True)
+            attach(gang.id, "take").stop(kill=True)
             gang.wait(60)
 
 
@@ -175,7 +175,7 @@ def test_one_controls_and_others_watch(launched: Launch, monkeypatch: pytest.Mon
     until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
     assert "running" not in watching.stacks().get(0, "running"), "whoever watches sees stacks"
     refused, unknown = terminal(f"stop {gang.id}", "stop zz")
-    assert (refused.returncode, "take control with --take" in refused.stderr) == (1, True)
+    assert (refused.returncode, f"gang stop {gang.id} --take\n" in refused.stderr) == (1, True)
     assert unknown.stderr.startswith(
         f"no gang that can be reached from here has the ID or name 'zz': {gang.id} ("
     )

@@ -59,6 +59,7 @@ def test_the_shell_has_split_and_unquoted_the_words(capsys: pytest.CaptureFixtur
         ("", 2, "usage: python -m hydrogen_magic COMMAND"),
         ("gang logs --rank x", 2, "whole number"),
         ("gang attach g1 --out model", 2, "a terminal has none: drop it"),
+        ("gang attach g1 --take", 2, "`python -m hydrogen_magic gang stop ID --take` stops it"),
         ("gang stop --all", 2, "a terminal has none: name each gang to stop"),
         ("gang logs unknown", 1, "no gang has run yet"),
     ],

@@ -94,7 +94,7 @@ def test_of_one_name_the_newest_run_is_found_whichever_kernel_ran_it(
     assert gang_command._find("wide").id == "newer"
     assert gang_command._find(None) is mine
     assert gang_command.reachable(None) is mine
-    monkeypatch.setattr(gang_command, "attach", lambda gang, take: f"attached to {gang}")
+    monkeypatch.setattr(gang_command, "attach", lambda gang, wants: f"attached to {gang}")
     assert gang_command.reachable("wide") == "attached to newer"
 
 

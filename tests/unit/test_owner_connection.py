@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import time
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock
@@ -13,15 +14,16 @@ import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
-from hydrogen_magic.core.messages import Attached, Control, OwnerEvents
+from hydrogen_magic.core.messages import Attach, Attached, Control, OwnerEvents
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang_run import GangRun
-from hydrogen_magic.driver.owner import connection, process, recorded_gang, start
+from hydrogen_magic.driver.owner import connection, process, recorded_gang, server, start
 from hydrogen_magic.driver.owner.connection import AttachedGang, OwnerConnection
 from hydrogen_magic.driver.state import stored_results
 from hydrogen_magic.errors import HydrogenError, PlacementError
 from hydrogen_magic.serialization import payload
 from hydrogen_magic.transport import framing
+from tests.fake_gang import FakeGang
 from tests.records import DEAD, ENDED, METRICS, launched, write
 
 
@@ -137,3 +139,23 @@ def test_a_gang_without_a_record_is_not_owned(monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(PlacementError, match=r"needs a record of the gang.*Disk quota exceeded"):
         process._launched(request, closure)
     assert done == ["stop True", "wait"]
+
+
+def test_a_terminal_that_follows_leaves_control_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(server, "threading", MagicMock())
+    gang: Any = FakeGang(tmp_path)
+    served = server.OwnerServer(gang, MagicMock())
+    watch, first, second = (
+        server._AttachedClient(MagicMock(), Attach(wants, ""))
+        for wants in ("watch", *["control"] * 2)
+    )
+    for client in (watch, first, second):
+        served._begin(client, is_taken=False)
+    ours: list[Any] = [watch.known_control, first.known_control, second.known_control]
+    assert [control.is_yours for control in ours] == [False, True, False]
+    served._end(first)
+    assert served._control_of(second).is_yours
+    served._end(second)
+    assert served.is_attended and not served._control_of(watch).is_yours

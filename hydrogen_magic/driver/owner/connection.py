@@ -102,26 +102,27 @@ class OwnerConnection:
             raise HydrogenError(_silent(self.attached.gang))
 
     def stop(self, reason: str, kill: bool = False) -> None:
-        self._command(msg.AskGang("stop", int(kill)), "stop it")
+        self._command(msg.AskGang("stop", int(kill)))
 
     def ask_stacks(self) -> None:
         self._send(msg.AskGang("ask_stacks"))
 
     def record(self, on: bool) -> None:
-        self._command(msg.AskGang("record", int(on)), "record it")
+        self._command(msg.AskGang("record", int(on)))
 
     def profile(self, steps: int) -> None:
-        self._command(msg.AskGang("profile", steps), "profile it")
+        self._command(msg.AskGang("profile", steps))
 
     def answer_input(self, rank: int, number: int, text: str, error: str = "") -> None:
         """Do nothing: no cell waits for an outliving gang, so its owner has refused the request."""
 
-    def _command(self, command: msg.OwnerCommand, what: str) -> None:
+    def _command(self, command: msg.AskGang) -> None:
         if not self.control.is_yours:
             gang, holder = self.attached.gang, self.control.holder
+            remedy = "stop" if command.do == "stop" else "attach"
             raise HydrogenError(
-                f"gang {gang} is controlled by {holder}: {what} there, or take control with --take "
-                f"(%gang attach {gang} --take)"
+                f"gang {gang} is controlled by {holder}: {command.do} it there, or take control: "
+                f"%gang {remedy} {gang} --take"
             )
         self._send(command)
 
@@ -255,22 +256,22 @@ def _own_name() -> str:
 # ── attaching ────────────────────────────────────────────────────────────────────────────────────
 
 
-def attach(gang_id: str, *, take: bool = False) -> Gang:
+def attach(gang_id: str, wants: str = "control") -> Gang:
     """Return a gang that outlives its kernel: with its owner while it runs, else from its record.
 
-    ``take``: take control from another kernel. Raises HydrogenError if its owner does not answer, or
-    runs on another machine.
+    ``wants``: see :class:`hydrogen_magic.core.messages.Attach`. Raises HydrogenError if its owner does not
+    answer, or runs on another machine.
     """
     known = launcher.gangs().get(gang_id)
     if isinstance(known, AttachedGang) and known.connection.is_open:
-        if take and not known.snapshot().is_terminal:
+        if wants == "take" and not known.snapshot().is_terminal:
             known.connection.take_control()
         return known
     found = run_log.summary(gang_id)
     deadline_s = time.monotonic() + _ANSWER_S
     while found is not None and found.ended is None and run_log.is_alive(found.launched.owner):
         with suppress(ConnectionError, FileNotFoundError):  # it begins or ends right now
-            return connect(gang_id, "take" if take else "control").follow()
+            return connect(gang_id, wants).follow()
         if time.monotonic() > deadline_s:
             raise HydrogenError(_silent(gang_id))
         time.sleep(_POLL_S)

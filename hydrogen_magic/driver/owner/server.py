@@ -35,6 +35,7 @@ class _AttachedClient:
     def __init__(self, sock: socket.socket, attach: msg.Attach) -> None:
         self.sock = sock
         self.name = attach.name
+        self.only_watches = attach.wants == "watch"
         self.is_lost = False
         self.sending: threading.Thread | None = None
         self.known_control: msg.Control | None = None
@@ -64,7 +65,7 @@ class OwnerServer:
         self._gang = gang
         self._listener = listener
         self._connections: list[_AttachedClient] = []
-        """Those that may have control, oldest first."""
+        """Oldest first."""
         self._controller: _AttachedClient | None = None
         self._is_hung_up = False
         self._lock = threading.Lock()
@@ -80,7 +81,7 @@ class OwnerServer:
     @property
     def is_attended(self) -> bool:
         """Whether a kernel or a terminal is attached."""
-        return self._controller is not None
+        return bool(self._connections)
 
     def close(self) -> None:
         """Return when every connection has all events, or is too slow."""
@@ -131,8 +132,9 @@ class OwnerServer:
     def _begin(self, connection: _AttachedClient, *, is_taken: bool) -> None:
         with self._lock:
             self._connections.append(connection)
-            if is_taken or self._controller is None:
+            if is_taken:
                 self._controller = connection
+            self._pass_control_on()
         attached = self._attached(connection)
         connection.known_control = attached.control
         connection.send(attached)
@@ -141,12 +143,16 @@ class OwnerServer:
         connection.sending = sending
 
     def _end(self, connection: _AttachedClient) -> None:
-        """Pass its control on to the connection that has waited longest."""
         connection.is_lost = True
         with self._lock:
             self._connections.remove(connection)
-            if connection is self._controller:
-                self._controller = next(iter(self._connections), None)
+            self._pass_control_on()
+
+    def _pass_control_on(self) -> None:
+        """Give control that no connection has to the one that has waited longest."""
+        if self._controller not in self._connections:
+            waiting = (each for each in self._connections if not each.only_watches)
+            self._controller = next(waiting, None)
 
     def _take(self, command: msg.OwnerCommand, connection: _AttachedClient) -> None:
         match command:

@@ -68,6 +68,11 @@ class GangCommand:
     out: tuple[str, ...] = ()
     """Variables of rank 0 to assign in the notebook."""
 
+    @property
+    def wants(self) -> str:
+        """What a connection to the gang asks for, see :class:`hydrogen_magic.core.messages.Attach`."""
+        return "take" if self.take else "control"
+
 
 def parse_gang(line: str) -> GangCommand:
     """Return the parsed line of ``%gang``, or raise :class:`ArgumentsError`."""
