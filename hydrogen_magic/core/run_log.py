@@ -78,6 +78,8 @@ _TAIL_BYTES = 1 << 16
 _KEPT_SUFFIX = ".kept"
 """Of a folder that a record links to; nothing else is deleted with a record."""
 
+_REMEDY = "set HYDROGEN_MAGIC_HOME to a writable directory"
+
 _GANG_ID = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]{0,127}")
 
 
@@ -122,7 +124,7 @@ def _made_private(path: Path) -> Path:
     """Let only this user read a directory; raise PermissionError if it is another user's."""
     found = path.lstat()
     if not stat.S_ISDIR(found.st_mode) or found.st_uid != os.geteuid():
-        raise PermissionError(f"{path} is not a directory of this user: delete it")
+        raise PermissionError(f"{path} is not a directory of this user (chown makes it one)")
     if stat.S_IMODE(found.st_mode) & 0o077:
         path.chmod(0o700)
     return path
@@ -184,8 +186,7 @@ class Record:
         except FileExistsError:
             raise
         except OSError as error:
-            remedy = "set HYDROGEN_MAGIC_HOME to a writable directory"
-            on_problem(f"this run is not recorded: {error}; {remedy}")
+            on_problem(f"this run is not recorded: {error}; {_REMEDY}")
             folder = _temporary_folder(error)
             record = cls(folder, None, on_problem)
             record.is_temporary = True
@@ -367,6 +368,15 @@ def recent_ids() -> list[str]:
         return [e.name for e in os.scandir(runs_dir()) if e.is_dir(follow_symlinks=False)]
     except OSError:
         return []
+
+
+def why_inaccessible() -> str:
+    """Return why no record can be read, nor created; empty if their directory can be used."""
+    try:
+        os.scandir(runs_dir()).close()
+    except OSError as error:
+        return f"the records of gangs cannot be read: {error}; {_REMEDY}"
+    return ""
 
 
 def recent(*, with_kept: bool = False) -> list[Summary]:

@@ -84,6 +84,8 @@ def states(limit: int | None = None) -> list[GangState]:
 
 def unreadable_line() -> str:
     """Return a line about records that cannot be read, which lists leave out; empty without any."""
+    if why := run_log.why_inaccessible():
+        return why
     ids = [each for each in run_log.unreadable() if each not in launcher.gangs()]
     if not ids:
         return ""

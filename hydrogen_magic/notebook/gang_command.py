@@ -42,6 +42,8 @@ def manage(command: GangCommand, write: Callable[[str], Any] | None = None) -> A
 def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     states, running = history.states(_LISTED_RUNS), session.sessions()
     unreadable = history.unreadable_line()
+    if not states and (why := run_log.why_inaccessible()):
+        raise ArgumentsError(why)
     if not states and not unreadable:
         say(["no gang has run yet: start one with %%distributed"])
     tables = [gangs_table(states)] * bool(states) + [sessions_table(running)] * bool(running)
@@ -239,7 +241,11 @@ def reachable(name: str | None, wants: str = "control", *, to_stop: bool = False
     known = run_names.names(live, (found for found in run_log.recent() if found.launched.outlives))
     if not known:
         _refuse_out_of_reach(name, known)
-        raise ArgumentsError("no gang can be reached from here: start one with %%distributed")
+        why = (
+            run_log.why_inaccessible()
+            or "no gang can be reached from here: start one with %%distributed"
+        )
+        raise ArgumentsError(why)
     if name is None and live:
         name = next(reversed(live))
     try:

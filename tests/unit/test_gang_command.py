@@ -6,6 +6,7 @@ import os
 import re
 import time
 from dataclasses import replace
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,7 +19,7 @@ from hydrogen_magic.driver import attending, launcher
 from hydrogen_magic.driver.owner.recorded_gang import RecordedGang
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import gang_command
-from hydrogen_magic.notebook.arguments.gang import GangCommand
+from hydrogen_magic.notebook.arguments.gang import GangCommand, parse_gang
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.views.comparison import Comparison
 from hydrogen_magic.views.text_table import gang_lines
@@ -208,6 +209,21 @@ def test_a_record_that_cannot_be_read_is_not_denied(
     assert hm.history().empty and capsys.readouterr().err == f"warning: {line}"
     with pytest.raises(ArgumentsError, match="1 record cannot be read"):
         gang_command._find(None)
+
+
+@pytest.mark.parametrize("folder", [".", "runs"])
+def test_records_out_of_reach_are_not_denied(
+    folder: str, hydrogen_home: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As of a volume that belongs to another user."""
+    not_ours = hydrogen_home / folder
+    not_ours.parent.mkdir(exist_ok=True)
+    not_ours.touch()
+    told = f"the records of gangs cannot be read: {not_ours} is not a directory"
+    for line in ("list", "show a1b2", "stop a1b2"):
+        with pytest.raises(ArgumentsError, match=f"^{told}.*; set HYDROGEN_MAGIC_HOME"):
+            gang_command.manage(parse_gang(line))
+    assert hm.history().empty and capsys.readouterr().err.startswith(f"warning: {told}")
 
 
 def test_a_run_is_not_compared_with_itself() -> None:
