@@ -97,11 +97,19 @@ hm.run(train, np=2)
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="exceptions have no notes")
-def test_the_traceback_of_a_script_has_the_lines_of_the_rank(tmp_path: Path) -> None:
+def test_a_script_has_the_traceback_of_the_rank_and_no_warnings_of_ours(
+    tmp_path: Path,
+) -> None:
     script = tmp_path / "script.py"
     script.write_text(FAILING)
-    command = [sys.executable, script]
-    done = subprocess.run(command, text=True, capture_output=True, timeout=4 * PATIENCE_S)
+    done = subprocess.run(
+        [sys.executable, script],
+        text=True,
+        capture_output=True,
+        timeout=4 * PATIENCE_S,
+        env={**os.environ, "PYTHONWARNINGS": "default::ResourceWarning"},
+    )
+    assert "ResourceWarning" not in done.stderr
     message, *lines = done.stderr.partition("RankFailedError: ")[2].splitlines()
     assert re.fullmatch("rank [01] failed: KeyError: 'missing'", message), done.stderr
     assert lines[:3] == [

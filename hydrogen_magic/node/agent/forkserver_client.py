@@ -61,7 +61,6 @@ class ForkserverClient:
         fds = theirs.fileno(), kernel
         arguments = (*fds, os.getpid(), json.dumps(list(sys_path)), *preload)
         module = "hydrogen_magic.node.agent.forkserver"
-        # subprocess must not wait for the exit status: the agent reaps all its children.
         process = subprocess.Popen(
             command_line.command(module, sys_path, *map(str, arguments)),
             pass_fds=[fd for fd in fds if fd >= 0],
@@ -71,6 +70,8 @@ class ForkserverClient:
         )
         theirs.close()
         self.pid = process.pid
+        # subprocess must neither wait for it nor report that it still runs: the agent reaps all its children.
+        process.returncode = 0
 
     def is_usable(self, fingerprint: str) -> bool:
         """Return whether it serves launches of ``fingerprint``, with its modules as they are now."""
