@@ -227,6 +227,18 @@ def test_a_rank_that_aborted_is_to_blame_though_its_end_is_heard_of_later() -> N
     assert blamed(complaint, ev.RankExited(1.002, 1, None, "SIGABRT")) == 1
 
 
+def test_a_connection_error_outside_of_collectives_comes_before_those_inside() -> None:
+    """A store that is down: as a cause of the user's error, and older than an abort that it causes."""
+    refused = ev.ErrorReport("ConnectionRefusedError", "[Errno 111] Connection refused")
+    own = ev.ErrorReport("requests.exceptions.ConnectionError", "no store", cause=refused)
+    complaint = ev.RankFailed(1.0, 0, GLOO_CLOSED, "running")
+    failed = ev.RankFailed(1.1, 1, own, "running")
+    unwinding = replaced(failed, in_flight=True)
+    assert blamed(complaint, unwinding, now_s=9.0) is None, "it cleans up"
+    assert blamed(complaint, unwinding) == blamed(complaint, failed) == 1
+    assert blamed(failed, ev.RankExited(1.5, 0, None, "SIGABRT")) == 1
+
+
 def test_a_stopped_rank_is_to_blame_for_others_timeouts() -> None:
     stopped = ev.RankHealth(5.0, 2, 1, 0.0, "T")
     failed = [ev.RankFailed(10.0, rank, GLOO_TIMEOUT, "running") for rank in (0, 1)]

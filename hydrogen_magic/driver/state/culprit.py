@@ -7,7 +7,8 @@ peers already report broken connections), and the activity of the others.
 Strong evidence is a failure that no peer can cause: the user's own exception, a fatal signal, an exit
 without a result. Weak evidence is a failure that the end of a peer would cause: a closed connection, a
 collective that timed out. The earliest strong evidence wins; without any, a rank that was stopped or
-missing from the collective takes precedence over the earliest report.
+missing from the collective takes precedence over the earliest report. A connection error that a library of
+collectives did not raise may be the user's own, and comes before those that it did.
 
 The errors of a library that are weak evidence are ``victims`` of its rendezvous, those of torch in
 ``driver/rendezvous/torch.py``.
@@ -60,6 +61,8 @@ class Evidence:
     rank: int
     at_s: float
     strong: bool
+    of_library: bool
+    """A library of collectives has reported it, so that others are involved."""
     final: bool
     """False while its exception is still unwinding."""
 
@@ -99,6 +102,10 @@ def _with_causes(error: ErrorReport | None) -> Iterator[ErrorReport]:
 
 def _type(error: ErrorReport) -> str:
     return error.type.rpartition(".")[2]
+
+
+def _is_of_library(error: ErrorReport) -> bool:
+    return any(map(_is_library_error, _with_causes(error)))
 
 
 def _is_library_error(error: ErrorReport) -> bool:
@@ -227,7 +234,7 @@ def never_entered(state: GangState) -> PartialCollective | None:
 
 def _was_waiting(rank: RankState) -> bool:
     if rank.failure is not None:
-        return any(map(_is_library_error, _with_causes(rank.failure.error)))
+        return _is_of_library(rank.failure.error)
     # Of torch's libraries, only NCCL ends a waiting rank by this signal.
     return bool(rank.waiting_in) or (_aborted(rank) and rank.device.startswith("cuda"))
 
@@ -259,14 +266,15 @@ def _numbers(ranks: Iterable[RankState]) -> tuple[int, ...]:
 def evidence(rank: RankState) -> Evidence | None:
     """Return the evidence against ``rank``, None if there is none."""
     if rank.failure is not None:
-        strong = not is_victim_error(rank.failure.error)
-        return Evidence(rank.rank, rank.failure.at_s, strong, final=not rank.failure.in_flight)
+        error, is_final = rank.failure.error, not rank.failure.in_flight
+        strong, of_library = not is_victim_error(error), _is_of_library(error)
+        return Evidence(rank.rank, rank.failure.at_s, strong, of_library, is_final)
     ended = rank.exited
     if ended is None or ended.asked or (ended.exit_code == 0 and rank.result_bytes is not None):
         return None
     # NCCL's watchdog aborts the ranks that wait for a dead peer.
     strong = ended.signal_name != "SIGABRT"
-    return Evidence(rank.rank, ended.at_s, strong, final=True)
+    return Evidence(rank.rank, ended.at_s, strong, of_library=False, final=True)
 
 
 def failed_independently(rank: RankState) -> bool:
@@ -297,13 +305,16 @@ def verdict(state: GangState, now_s: float) -> Verdict | None:
     if ended is not None:
         older = unwinding is not None and unwinding.at_s < ended.at_s
         return _decide(ended, ended.at_s + (_UNWINDING_STRONG_S if older else _SETTLE_S), now_s)
-    if unwinding is not None:
-        return _decide(unwinding, first_final_s + _UNWINDING_S, now_s)
+    # A rank that aborted sends no report; reports of its peers may arrive before its end.
+    first = min(
+        (one for one in found if one.final or not one.of_library),
+        key=lambda one: (not one.strong, one.of_library, one.at_s),
+    )
+    if not first.final:
+        return _decide(first, first_final_s + _UNWINDING_S, now_s)
     if now_s < first_final_s + _SETTLE_WEAK_S:
         return Verdict(None, first_final_s + _SETTLE_WEAK_S)
     absent = _sole_absent(state)
-    # A rank that aborted sends no report; reports of its peers may arrive before its end.
-    first = min(finals, key=lambda one: (state.ranks[one.rank].failure is not None, one.at_s))
     return Verdict(first.rank if absent is None else absent, now_s)
 
 
