@@ -14,7 +14,7 @@ from rich.cells import cell_len, set_cell_size
 from hydrogen_magic.core.events import STOP_REASONS
 from hydrogen_magic.core.units import clipped, counted, size_text
 from hydrogen_magic.driver.state.collective_waits import late_by_now
-from hydrogen_magic.driver.state.culprit import is_victim, is_victim_error
+from hydrogen_magic.driver.state.culprit import failed_ranks, shown_phase
 from hydrogen_magic.driver.state.formatting import (
     closure_text,
     duration,
@@ -60,7 +60,7 @@ def gang_lines(state: GangState, now_s: float, width: int) -> list[str]:
     if state.rows is not None:
         lines.append(progress_text(state.rows, state.is_terminal))
     if len(state.ranks) <= MOST_ROWS:
-        lines += _table(state.ranks, now_s, width)
+        lines += _table(state, state.ranks, now_s, width)
     else:
         lines += _folded(state, now_s, width)
     messages = [f"! {warned.text}" for warned in warnings(state, now_s)]
@@ -98,7 +98,7 @@ def status_line(state: GangState, now_s: float) -> str:
         parts.append(progress_text(state.rows, state.is_terminal))
     leader = slowest([rank for rank in state.ranks if not rank.is_over] or state.ranks)
     if leader:
-        cells = _cells(leader[0], now_s)[_PROGRESS:]
+        cells = _cells(leader[0], state.culprit, now_s)[_PROGRESS:]
         parts.append(f"rank {leader[0].rank}: {'  '.join(cell for cell in cells if cell)}")
     return " · ".join(part for part in parts if not part.endswith(": ") and part)
 
@@ -138,12 +138,12 @@ _LAYOUTS = [
 """Number of metrics, and columns left out, from the complete table to the shortest one."""
 
 
-def _table(ranks: Sequence[RankState], now_s: float, width: int) -> list[str]:
+def _table(state: GangState, ranks: Sequence[RankState], now_s: float, width: int) -> list[str]:
     """Return one line per rank, in the fullest layout that fits."""
     lines: list[str] = []
     has_hosts = len({rank.host for rank in ranks if rank.host}) > 1
     for n_metrics, dropped in _LAYOUTS:
-        rows = [_cells(rank, now_s, n_metrics, has_hosts) for rank in ranks]
+        rows = [_cells(rank, state.culprit, now_s, n_metrics, has_hosts) for rank in ranks]
         lines = _aligned([[c for i, c in enumerate(row) if i not in dropped] for row in rows])
         if all(cell_len(line) <= width for line in lines):
             break
@@ -158,14 +158,18 @@ def _aligned(rows: Sequence[Sequence[str]]) -> list[str]:
 
 
 def _cells(
-    rank: RankState, now_s: float, n_metrics: int = _MOST_METRICS, has_hosts: bool = False
+    rank: RankState,
+    culprit: int | None,
+    now_s: float,
+    n_metrics: int = _MOST_METRICS,
+    has_hosts: bool = False,
 ) -> list[str]:
     """Return the columns of one rank; empty without a value."""
     host = [clean_name(rank.host)] if has_hosts and rank.host else []
     return [
         f"rank {rank.rank}",
         " · ".join([*host, rank.device]),
-        phase_text(rank, now_s),
+        phase_text(rank, now_s, shown_phase(rank, culprit)),
         _bar_cell(rank.bar),
         _rate_text(rank, now_s),
         _metrics_cell(rank, n_metrics),
@@ -173,10 +177,10 @@ def _cells(
     ]
 
 
-def phase_text(rank: RankState, now_s: float) -> str:
-    """Return the rank's activity, or how it ended."""
+def phase_text(rank: RankState, now_s: float, phase: str) -> str:
+    """Return the rank's activity, or how it ended; ``phase`` is its :func:`shown_phase`."""
     if rank.is_over:
-        return _over_text(rank)
+        return _failure_text(rank) if phase == "failed" else phase
     if rank.process_state == "T":
         return "stopped (SIGSTOP)"
     if rank.input_request is not None:
@@ -189,13 +193,11 @@ def phase_text(rank: RankState, now_s: float) -> str:
     return clipped(doing, _LONGEST_PHASE)
 
 
-def _over_text(rank: RankState) -> str:
-    if rank.failure is not None and rank.phase == "failed":
-        if is_victim_error(rank.failure.error):
-            return "stopped"  # as one that was stopped before it could fail
+def _failure_text(rank: RankState) -> str:
+    if rank.failure is not None:
         kind = clean_name(rank.failure.error.type).rpartition(".")[2]
         return clipped(f"failed: {kind}", _LONGEST_PHASE)
-    if rank.exited is not None and rank.phase == "failed":
+    if rank.exited is not None:
         return f"failed: {rank.exited.signal_name or f'exit status {rank.exited.exit_code}'}"
     return rank.phase
 
@@ -240,23 +242,19 @@ def _metrics_cell(rank: RankState, n_metrics: int) -> str:
 def _folded(state: GangState, now_s: float, width: int) -> list[str]:
     """Return counts, then the rows of failed ranks and of the slowest."""
     ranks = state.ranks
-    failed = [rank for rank in ranks if rank.phase == "failed"][:4]
     lines = [phase_counts(state)]
-    lines += _table(failed, now_s, width)
+    lines += _table(state, failed_ranks(state)[:4], now_s, width)
     alive = [rank for rank in ranks if not rank.is_over]
     last = slowest(alive or [rank for rank in ranks if rank.phase == "stopped"])[:4]
     if last:
         lines.append("slowest:")
-        lines += _table(last, now_s, width)
+        lines += _table(state, last, now_s, width)
     return lines
 
 
 def phase_counts(state: GangState) -> str:
     """Return ``3 running, 1 failed``; a rank that failed since a peer had failed counts as stopped."""
-    counts = Counter(
-        "stopped" if rank.phase == "failed" and is_victim(rank, state.culprit) else rank.phase
-        for rank in state.ranks
-    )
+    counts = Counter(shown_phase(rank, state.culprit) for rank in state.ranks)
     return ", ".join(f"{number} {phase}" for phase, number in counts.items())
 
 

@@ -227,6 +227,7 @@ def test_a_culprit_whose_own_error_looks_like_a_victims_is_dead_all_the_same() -
     ends = (ev.RankExited(1.2, 0, 1), ev.GangEnded(2.0, "FAILED", "rank 0 failed", 0))
     state = running(2, failed(1.1, 0, *PEER_GONE), *ends)
     assert marks(state, 2.0) == ["dead", ""]
+    assert rank_rows.rank_row(state.ranks[0], "dead", 2.0)["doing"] == "failed: RuntimeError"
 
 
 def test_a_row_holds_figures_that_json_cannot_as_words() -> None:

@@ -193,6 +193,9 @@ def test_the_culprit_alone_is_crossed_in_the_timeline() -> None:
     images = re.findall(r"svg\+xml;base64,([^\"]*)", page)
     crossed = [base64.b64decode(image).count(b"l8 8m0 -8l-8 8") for image in images]
     assert sum(crossed) == 1
+    assert "stopped" in checked(page).cells
+    named = [*trained(2, 50), *failed, ev.GangEnded(9.2, "FAILED", "rank 0 failed", 0)]
+    assert "failed: ConnectionResetError" in checked(drawn(named)).cells
 
 
 def test_notices_and_the_rate_are_told() -> None:

@@ -522,9 +522,23 @@ def test_ranks_that_a_peers_end_made_fail_count_as_stopped() -> None:
     events += [ev.RankFailed(2.1, 0, lost, "running"), *(ev.RankExited(2.2, r, 1) for r in (0, 1))]
     state = ended(events, 1)
     assert status_line(state, 3.0).endswith(" · 1 stopped, 1 failed")
+    rows = gang_lines(state, 3.0, 80)[1:]
+    assert "stopped" in rows[0] and "failed: ValueError" in rows[1]
     assert report(state).endswith(
         "rank 0 was stopped.   (rank 0: RuntimeError: Connection closed by peer)"
     )
+
+
+@pytest.mark.parametrize("np", [2, 40])
+def test_the_row_of_a_culprit_whose_error_looks_like_a_victims_has_the_error(np: int) -> None:
+    events = list(running(np))
+    for rank in range(np):
+        lost = ev.ErrorReport("ConnectionResetError", "closed")
+        events += [ev.RankFailed(2.0, rank, lost, "running"), ev.RankExited(2.2, rank, 1)]
+    lines = gang_lines(ended(events, np - 1), 3.0, 80)
+    assert [line for line in lines if "failed: " in line] == [
+        f"rank {np - 1}  cpu  failed: ConnectionResetError"
+    ]
 
 
 def test_frames_of_libraries_are_folded() -> None:

@@ -288,6 +288,17 @@ def is_victim(rank: RankState, culprit: int | None) -> bool:
     return rank.rank != culprit and not failed_independently(rank)
 
 
+def shown_phase(rank: RankState, culprit: int | None) -> str:
+    """Return the phase for display: a failed victim's is ``stopped``, since it needs no attention."""
+    return "stopped" if rank.phase == "failed" and is_victim(rank, culprit) else rank.phase
+
+
+def failed_ranks(state: GangState) -> list[RankState]:
+    """Return the ranks that failed on their own, the culprit first."""
+    failed = [rank for rank in state.ranks if shown_phase(rank, state.culprit) == "failed"]
+    return sorted(failed, key=lambda rank: rank.rank != state.culprit)
+
+
 def verdict(state: GangState, now_s: float) -> Verdict | None:
     """Return the culprit, or until when to wait, or None if nothing has failed.
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from itertools import accumulate
 
+from hydrogen_magic.driver.state.culprit import failed_ranks
 from hydrogen_magic.driver.state.formatting import number, progress_text
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import OutputLine
@@ -64,8 +65,8 @@ def _listed_ranks(state: GangState) -> list[int]:
     """Return all ranks if they are few; otherwise the first, the failed and the slowest ones."""
     if len(state.ranks) <= MOST_ROWS:
         return [rank.rank for rank in state.ranks]
-    failed = [rank.rank for rank in state.ranks if rank.phase == "failed"]
-    last = [rank.rank for rank in slowest([r for r in state.ranks if r.phase != "failed"])]
+    failed = [rank.rank for rank in failed_ranks(state)]
+    last = [rank.rank for rank in slowest([r for r in state.ranks if r.rank not in failed])]
     culprit = [rank.rank for rank in state.ranks if rank.rank == state.culprit]
     chosen = [*culprit, 0, *failed[:8], *last]
     return sorted(list(dict.fromkeys(chosen))[:MOST_ROWS])

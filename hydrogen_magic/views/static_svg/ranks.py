@@ -6,6 +6,7 @@ import math
 from collections.abc import Mapping, Sequence
 
 from hydrogen_magic.core.units import size_text
+from hydrogen_magic.driver.state.culprit import shown_phase
 from hydrogen_magic.driver.state.formatting import number
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.views.metric_order import by_importance
@@ -54,10 +55,10 @@ def _cells(
     """Return titles, and values as HTML, which are empty where there is none."""
     swatch = f'<span style="color:{of_rank(rank.rank)}">&#9632;</span>&nbsp;'
     name = f"rank&nbsp;{rank.rank}"
-    gpu_bytes = rank.gpu_memory_bytes
+    phase, gpu_bytes = shown_phase(rank, state.culprit), rank.gpu_memory_bytes
     return [
         ("rank", swatch + name if len(state.ranks) <= _MOST_COLOURS else name),
-        ("state", name_html(phase_text(rank, state.now_s))),
+        ("state", name_html(phase_text(rank, state.now_s, phase))),
         ("device", name_html(rank.device, 24)),
         ("host", name_html(rank.host, 40) if has_hosts else ""),
         ("progress", _progress(rank)),

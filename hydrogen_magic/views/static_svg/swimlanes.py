@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 import hydrogen_magic.views.static_svg.svg as svg
 from hydrogen_magic.core.events import TRACKS
 from hydrogen_magic.core.units import counted
-from hydrogen_magic.driver.state.culprit import is_victim
+from hydrogen_magic.driver.state.culprit import shown_phase
 from hydrogen_magic.driver.state.formatting import duration
 from hydrogen_magic.driver.state.gang_state import GangState
 from hydrogen_magic.driver.state.output_lines import clean_name
@@ -133,7 +133,7 @@ class _Picture:
         """Return the rank's name, and a cross if it failed."""
         parts = [svg.label(_LEFT - 8, y + 13, f"rank {rank}", text_anchor="end")]
         shown = self._state.ranks[rank]
-        has_failed = shown.phase == "failed" and not is_victim(shown, self._state.culprit)
+        has_failed = shown_phase(shown, self._state.culprit) == "failed"
         if has_failed and shown.exited is not None:
             x = float(self._x(shown.exited.at_s))
             cross = f"M{x - 4:.4g} {y + 5:.4g}l8 8m0 -8l-8 8"

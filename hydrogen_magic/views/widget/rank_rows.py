@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from hydrogen_magic.core.events import RowsDone
-from hydrogen_magic.driver.state.culprit import is_victim
+from hydrogen_magic.driver.state.culprit import failed_ranks, shown_phase
 from hydrogen_magic.driver.state.formatting import closure_text, progress_text
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 from hydrogen_magic.driver.state.stragglers import is_waiting, progress, remaining_s
@@ -102,7 +102,7 @@ def rank_row(rank: RankState, mark: str, now_s: float, why: str = "") -> dict[st
         "host": plain(rank.host, 80),
         "device": plain(rank.device, 40),
         "phase": plain(phase, 20),
-        "doing": plain(phase_text(rank, now_s), 80) if phase == rank.phase else phase,
+        "doing": plain(phase_text(rank, now_s, phase), 80),
         "bar": _bar(rank.bar),
         "steps": rank.steps,
         "steps_per_s": None if rate is None else _three_digits(rate),
@@ -157,11 +157,7 @@ def followed_ranks(state: GangState, watched: Sequence[int]) -> list[int] | None
 
 
 def _failed_ranks(state: GangState) -> list[int]:
-    """Return the ranks that failed on their own, the culprit first, at most four."""
-    failed = [
-        r.rank for r in state.ranks if r.phase == "failed" and not is_victim(r, state.culprit)
-    ]
-    return sorted(failed, key=lambda rank: rank != state.culprit)[:_MOST_FAILED]
+    return [rank.rank for rank in failed_ranks(state)[:_MOST_FAILED]]
 
 
 def summary_columns(
@@ -216,13 +212,13 @@ def _bar(bar: ProgressBar | None) -> dict[str, Any] | None:
 
 
 def _phase(rank: RankState, mark: str) -> str:
-    """Return the phase for display: a victim's is ``stopped``, since it needs no attention."""
+    """Return the phase for display, as :func:`shown_phase` does."""
     return "stopped" if rank.phase == "failed" and mark != "dead" else rank.phase
 
 
 def _mark(rank: RankState, culprit: int | None, is_behind: bool, now_s: float) -> str:
     if rank.phase == "failed":
-        return "" if is_victim(rank, culprit) else "dead"
+        return "dead" if shown_phase(rank, culprit) == "failed" else ""
     if rank.process_state == "T" and not rank.is_over:
         return "stopped"
     if is_behind:
