@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import functools
 import io
+import pickle
 import sys
-from types import ModuleType
+from types import MethodType, ModuleType
 
 import pytest
 
@@ -55,3 +56,28 @@ def test_subclasses_of_what_belongs_to_the_ranks_are_refused(
     derived = type("Derived", (base,), {})
     with pytest.raises(RefusedError, match=why):
         PICKLER(io.BytesIO()).dump(derived())
+
+
+@pytest.mark.parametrize("is_method", [True, False])
+def test_a_model_comes_back_without_accelerates_mixed_precision(
+    is_method: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As ``Accelerator.prepare_model`` of 1.15 makes it."""
+    monkeypatch.undo()  # its modules are to be imported with torch as it is
+    torch = pytest.importorskip("torch")
+    operations = pytest.importorskip("accelerate.utils.operations")
+    model = torch.nn.Linear(2, 1)
+    if not is_method:
+        model.forward = torch.relu
+    model._original_forward, model._is_accelerate_prepared = model.forward, True
+    mixed = operations.convert_outputs_to_fp32(getattr(model.forward, "__func__", model.forward))
+    model.forward = MethodType(mixed, model) if is_method else mixed
+    pickler, said = PICKLER(file := io.BytesIO()), list[tuple[str, str]]()
+    pickler.on_unwrapped = lambda *what: said.append(what)
+    pickler.dump(model)
+    found = vars(pickle.loads(file.getvalue()))
+    assert said == [(pickler.current, "mixed precision")]
+    assert found.keys() == torch.nn.Linear(2, 1).__dict__.keys() | (
+        {} if is_method else {"forward"}
+    )
+    assert found.get("forward") is (None if is_method else torch.relu)

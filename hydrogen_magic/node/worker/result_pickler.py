@@ -33,8 +33,12 @@ from hydrogen_magic.serialization.reducers import Binding, find, itself, resolve
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 
-_STATE_OF_SHARDING = ("__composable_api_state_key", "_is_fsdp_managed", "_fsdp_")
+_STATE_OF_SHARDING = (
+    *("__composable_api_state_key", "_is_fsdp_managed", "_fsdp_"),
+    "_is_accelerate_prepared",  # Accelerate would not prepare such a module again
+)
 """Attributes that ``fully_shard`` and related functions add to modules (torch 2.6 to 2.13)."""
+_MIXED_PRECISION = ("accelerate.utils.operations", "ConvertOutputsToFp32")
 _ADDERS_OF_HOOKS = ("torch.distributed.", "deepspeed.")
 """Modules that add hooks to a model, for as long as it is trained on several ranks."""
 _STATE_OF_ZERO = frozenset(
@@ -85,8 +89,8 @@ class ResultPickler(Pickler):
 
     full_tensors: Mapping[int, Any] = types.MappingProxyType({})
     """``id`` of a DTensor -> the full tensor that replaces it."""
-    on_unwrapped: Callable[[str, Any], None] = staticmethod(lambda name, wrapper: None)
-    """Called with the name of a result, and a wrapper that is left out of it."""
+    on_unwrapped: Callable[[str, str], None] = staticmethod(lambda name, what: None)
+    """Called with the name of a result, and the name of a wrapper that is left out of it."""
     left_out: Mapping[int, MissingObject] = types.MappingProxyType({})
     """``id`` of an object -> its replacement."""
     parts: Callable[[], Mapping[int, RankPart]] = dict
@@ -151,6 +155,8 @@ class ResultPickler(Pickler):
         is_module = self._module_class is not None and issubclass(kind, self._module_class)
         if is_module and self.handlers.get(kind) is None and self.handler_of(kind) is None:
             self.last = obj
+            if _has_mixed_precision(vars(obj)):
+                self.on_unwrapped(self.current, "mixed precision")
             return _undistributed(obj)
         if self._optimizer_class is not None and issubclass(kind, self._optimizer_class):
             _refuse_wrapped(obj)
@@ -158,7 +164,7 @@ class ResultPickler(Pickler):
 
     def _reduce_data_parallel(self, wrapper: Any) -> Any:
         """Write the model inside: the wrapper belongs to a group of ranks that end with the gang."""
-        self.on_unwrapped(self.current, wrapper)
+        self.on_unwrapped(self.current, type(wrapper).__name__)
         return itself, (wrapper.module,)
 
     def _reduce_array(self, array: Any) -> Any:
@@ -194,7 +200,7 @@ class ResultPickler(Pickler):
 
 def _is_distributed() -> bool:
     """Whether modules may keep the additions of a library that distributes them."""
-    return dtensor_class() is not None or "deepspeed" in sys.modules
+    return dtensor_class() is not None or not {"accelerate", "deepspeed"}.isdisjoint(sys.modules)
 
 
 def _undistributed(module: Any) -> Any:
@@ -211,7 +217,17 @@ def _undistributed(module: Any) -> Any:
         for name, value in reduced[2].items()
         if not name.startswith(_STATE_OF_SHARDING)
     }
+    if _has_mixed_precision(state):
+        original = state["forward"] = state.pop("_original_forward")
+        if getattr(original, "__func__", None) is kind.forward:
+            del state["forward"]  # it is the method of the class
     return restore_object, (kind, *reduced[1][1:]), state
+
+
+def _has_mixed_precision(state: Mapping[str, Any]) -> bool:
+    """Return whether Accelerate has replaced a module's ``forward`` by what refuses to be pickled."""
+    wrapped = getattr(state.get("forward"), "__wrapped__", None)
+    return is_a(wrapped, *_MIXED_PRECISION) and "_original_forward" in state
 
 
 def _own_hooks(name: str, value: Any) -> Any:

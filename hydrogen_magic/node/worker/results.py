@@ -83,7 +83,7 @@ class _Delivery:
         self._packer = Packer(self._pickler, progress.packed)
         self._nbytes = 0
         self._is_first = False
-        self._unwrapped = set[str]()
+        self._unwrapped = set[tuple[str, str]]()
 
     def run(self, value: Any, is_first: bool) -> int:
         self._is_first = is_first
@@ -175,11 +175,10 @@ class _Delivery:
         made.parts, made.on_unwrapped = self._parts, self._note_unwrapped
         return made
 
-    def _note_unwrapped(self, name: str, wrapper: Any) -> None:
-        if self._is_first and name not in self._unwrapped:
-            self._unwrapped.add(name)
-            kind = type(wrapper).__name__
-            reporter.notice("info", f"{label(name)} comes back without its {kind}")
+    def _note_unwrapped(self, name: str, what: str) -> None:
+        if self._is_first and (name, what) not in self._unwrapped:
+            self._unwrapped.add((name, what))
+            reporter.notice("info", f"{label(name)} comes back without its {what}")
 
 
 def _explain(loaded: LoadedClosure, name: str, obj: Any, error: BaseException, last: Any) -> str:
