@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from IPython.core.interactiveshell import InteractiveShell
 
+import hydrogen_magic as hm
 from hydrogen_magic.compat import DeepspeedTorchDistributor
 from hydrogen_magic.errors import ResultError
 from tests import distributor_ranks
@@ -46,9 +47,8 @@ None
 TRAIN = """%%%%distributed --np 2 --quiet --out net,losses
 import deepspeed
 config = {**CONFIG, "zero_optimization": {"stage": %d, "stage3_param_persistence_threshold": 0}}
-engine, *_ = deepspeed.initialize(
-    model=net, model_parameters=net.parameters(), config=config
-)
+groups = [{"params": [each]} for each in net.parameters()]
+engine, *_ = deepspeed.initialize(model=net, model_parameters=groups, config=config)
 x = torch.randn(16, 8, generator=torch.Generator().manual_seed(hm.rank()))
 losses = []
 for _ in range(100):
@@ -184,6 +184,7 @@ def test_models_are_trained_with_zero(notebook_shell: InteractiveShell) -> None:
     assert "cannot be saved: DeepSpeed's ZeRO divides the optimizer's state" in refused
     run_cell(notebook_shell, prepare)
     run_cell(notebook_shell, (TRAIN % 3).replace("--out net", "--out state") + GATHER)
+    assert [rank.steps for rank in [*hm.gangs().values()][-1].ranks] == [100, 100]
     shapes = {name: tuple(value.shape) for name, value in notebook_shell.user_ns["state"].items()}
     assert shapes == {"weight": (1, 8), "bias": (1,)}
     run_cell(notebook_shell, prepare)

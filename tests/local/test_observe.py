@@ -205,12 +205,14 @@ def meet(late: str, over: str) -> bool:
     import torch
     import torch.distributed as dist
     from torch import optim
+    from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
     from hydrogen_magic.node.worker import reporter
 
     dist.init_process_group("gloo")
     model = torch.nn.Linear(2, 1)
     first, second = optim.SGD(model.parameters(), lr=0.1), optim.Adam(model.parameters())
+    get_optimizer_state_dict(model, second)  # steps with gradients of zero
     for _ in range(5):
         for optimizer in (first, second):
             optimizer.zero_grad()

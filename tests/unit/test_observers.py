@@ -101,14 +101,31 @@ def test_engines_of_each_cell_are_numbered_and_no_number_is_used_twice() -> None
     assert [curves(reported(train)) for _ in range(2)] == [expected, expected]
 
 
-# ── spans ────────────────────────────────────────────────────────────────────────────────────────
+# ── steps of optimizers ──────────────────────────────────────────────────────────────────────────
 
 
 class Optimizer:
     """An optimizer of torch, to the observer."""
 
 
-def test_a_step_that_was_stopped_does_not_hide_those_of_later_cells() -> None:
+class Zero:
+    """An optimizer of DeepSpeed, which steps that of the user once for each of two groups."""
+
+    def __init__(self, step: Callable[[Any], None]) -> None:
+        self._step, self._inner = step, Optimizer()
+        self.overflow = False
+        self.initialize_optimizer_states()
+
+    def initialize_optimizer_states(self) -> None:
+        self._step(self._inner)
+
+    def step(self, closure: None = None) -> None:
+        for _ in range(0 if self.overflow else 2):
+            self._step(self._inner)
+
+
+def attached() -> tuple[Callable[[Any], None], Callable[[Any], None]]:
+    """Attach the observer; return a whole step of an optimizer, and one that is stopped."""
     before, after = list[Callable[..., None]](), list[Callable[..., None]]()
     module: Any = SimpleNamespace(
         torch=SimpleNamespace(compiler=SimpleNamespace(is_compiling=lambda: False)),
@@ -116,13 +133,39 @@ def test_a_step_that_was_stopped_does_not_hide_those_of_later_cells() -> None:
         register_optimizer_step_post_hook=after.append,
     )
     optimizer.attach(module)
-    stopped, next_one = Optimizer(), Optimizer()
 
-    def step() -> None:
+    def step(stepping: Any) -> None:
         for hook in (*before, *after):
-            hook(next_one, (), {})
+            hook(stepping, (), {})
 
-    reported(lambda: before[0](stopped, (), {}))  # torch calls no hook after a step that raises
+    return step, lambda stopped: before[0](stopped, (), {})  # torch calls no hook after an error
+
+
+def test_a_step_that_was_stopped_does_not_hide_those_of_later_cells() -> None:
+    step, stop = attached()
+    next_one = Optimizer()
+    reported(lambda: stop(Optimizer()))
     for _ in range(2):
-        spans = [event for event in reported(step) if isinstance(event, ev.Spans)]
+        sent = reported(lambda: step(next_one))
+        spans = [event for event in sent if isinstance(event, ev.Spans)]
         assert [(each.names, each.depths) for each in spans] == [(("optimizer step",), (0,))]
+
+
+def test_a_step_of_zero_is_one_and_that_of_an_initialization_none() -> None:
+    step, _ = attached()
+    optimizer.attach_to_zero(SimpleNamespace(DeepSpeedZeroOptimizer=Zero))  # type: ignore[arg-type]
+    state_dict: Any = SimpleNamespace(_init_optim_state=step)
+    optimizer.attach_to_state_dict(state_dict)
+
+    def train() -> None:
+        zero = Zero(step)
+        state_dict._init_optim_state(Optimizer())
+        for overflow in (True, False, False, True, False):
+            zero.overflow = overflow
+            zero.step()
+            assert not span_recording.open_spans
+
+    sent = reported(train)
+    assert [event.count for event in sent if isinstance(event, ev.Steps)] == [3]
+    [spans] = [event for event in sent if isinstance(event, ev.Spans)]
+    assert spans.names == ("optimizer step",) * 3
