@@ -278,6 +278,7 @@ class Builder:
             originals=self.stream.originals,
             params=self._params(),
             digests=self._digests,
+            digest_of=lambda value: digest_of(value, self.needs),
             setting_digests=lambda: self._digests_of(self._settings.of_objects()),
             datasets=dict(pickler.datasets),
             data_places=tuple(sorted(pickler.data_places)),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 from hydrogen_magic.capture.ownership import SessionUse
 from hydrogen_magic.serialization.identity import Originals
@@ -64,6 +65,8 @@ class Captured:
     """Numbers, flags and short texts among the captured values, which tell runs apart."""
     digests: Callable[[], Mapping[str, str]] = dict
     """Returns a digest of every captured value by its name; see :mod:`hydrogen_magic.capture.fingerprint`."""
+    digest_of: Callable[[Any], str] = repr
+    """Returns the digest of another value that the ranks of the cell get."""
     setting_digests: Callable[[], Mapping[str, str]] = dict
     """Returns those of settings that are objects and do not affect results."""
     source: str = ""

@@ -87,6 +87,7 @@ class ArrowSource:
         refuse_repeated(schema.names, "the data has", "rename one")
         self.schema = schema
         self.n_rows = n_rows
+        self.attrs = pandas_metadata.attrs(schema)
         self.chunks = cut
         self.close = close
         self._join = join

@@ -69,6 +69,7 @@ class FileSource:
         dataset = _dataset(self._found)
         fragments = list(dataset.get_fragments())
         self.schema = _common_schema(dataset, fragments, _format_of(self._found.files[0]))
+        self.attrs = pandas_metadata.attrs(self.schema)
         self._files = [_File.of(fragment, self._found.filesystem) for fragment in fragments]
         self.n_rows: int | None = sum(file.n_rows for file in self._files)
 

@@ -40,6 +40,7 @@ _MAX_SHOWN = 6
 _CELL = "the cell"
 _COLUMNS = "the frame's columns"
 _N_ROWS = "the frame's number of rows"
+_ATTRS = "the frame's attrs"
 _MODULE = "module "
 
 
@@ -86,6 +87,11 @@ def of_options(options: InferOptions, env: Sequence[tuple[str, str]]) -> dict[st
 def of_columns(columns: Sequence[tuple[str, str]], n_rows: int | None = None) -> dict[str, str]:
     """Return a digest of the names and types of a frame's columns, and its number of rows if known."""
     return {_COLUMNS: _digest(columns), _N_ROWS: str(n_rows)}
+
+
+def of_attrs(attrs: Any, captured: Captured) -> dict[str, str]:
+    """Return a digest of a frame's ``attrs``, if it has some."""
+    return {_ATTRS: captured.digest_of(attrs)} if attrs else {}
 
 
 def _digest(value: Any) -> str:

@@ -58,6 +58,7 @@ def infer(
             **cell,
             **fingerprints.of_options(options, spec.env),
             **fingerprints.of_columns(columns, source.n_rows),
+            **fingerprints.of_attrs(source.attrs, captured),
         }
         kept = None
         if spec.session is None:  # otherwise the ranks may hold other values than those known here

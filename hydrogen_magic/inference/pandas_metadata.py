@@ -2,7 +2,17 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pyarrow as pa
+
+
+def attrs(schema: pa.Schema) -> Any:
+    """Return the ``attrs`` of batches that are pandas DataFrames, None if there are none."""
+    try:
+        return (schema.pandas_metadata or {}).get("attributes")
+    except ValueError:  # the metadata is invalid, which the conversion of the rows reports
+        return None
 
 
 def of_kept(schema: pa.Schema, kept: list[str]) -> dict[bytes, bytes] | None:

@@ -73,6 +73,7 @@ class PandasSource:
         blocks, others = _grouped(frame)
         self._columns = [_column(self._names[n], frame.iloc[:, n]) for n in others]
         self.n_rows: int | None = len(frame)
+        self.attrs: Any = frame.attrs
         names = [self._names[n] for n in others]
         types = [(name, column.type) for name, column in zip(names, self._columns, strict=True)]
         named = frame.iloc[:, others].set_axis(names, axis=1)

@@ -70,6 +70,8 @@ class FrameSource(Protocol):
     """Schema of every chunk."""
     n_rows: int | None
     """None if it is not known before all data is read."""
+    attrs: Any
+    """``attrs`` of batches that are pandas DataFrames; empty or None if they have none."""
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table | BlockRows]:
         """Yield all rows in order; every chunk but the last has a whole number of batches.

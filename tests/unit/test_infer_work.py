@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime as dt
 import itertools
 import random
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from decimal import Decimal
 from functools import partial
 from pathlib import Path
@@ -18,16 +18,19 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
+from hydrogen_magic import capture
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import chunk_queue as works
-from hydrogen_magic.inference import fingerprints, sources
+from hydrogen_magic.inference import fingerprints, gang, sources
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.inference.dispatcher import _MAX_GAPS, Dispatcher
 from hydrogen_magic.inference.kept_parts import KeptAnswer
 from hydrogen_magic.inference.parquet_result import Layout, ParquetResult
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
+from tests import infer_ranks
 
 DOUBLES = pa.schema({"y": pa.float64()})
 
@@ -363,6 +366,33 @@ def test_a_run_with_other_columns_to_replace_is_not_continued() -> None:
     for wanted, known in itertools.permutations(found, 2):
         with pytest.raises(InferError, match="but --replace changed since"):
             fingerprints.matching(wanted, [("a run", None, known)])
+
+
+@pytest.mark.parametrize(
+    "make", [lambda frame: frame, pa.Table.from_pandas], ids=["pandas", "arrow"]
+)
+def test_a_run_over_a_frame_with_other_attrs_is_not_continued(
+    make: Callable[[pd.DataFrame], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """``predict`` gets them with each batch."""
+    begun: list[Mapping[str, str]] = []
+
+    def refused(prints: Mapping[str, str], *target: Any, **options: Any) -> None:
+        begun.append(prints)
+        raise InferError("nothing is started")
+
+    monkeypatch.setattr(gang, "KeptParts", refused)
+    captured = capture.capture_call(infer_ranks.doubles, (), {})
+    for attrs in ({}, {"factor": 1}, {"factor": 100}, {"factor": 100}):
+        frame = pd.DataFrame({"x": range(3)})
+        frame.attrs = attrs
+        with pytest.raises(InferError, match="nothing is started"):
+            gang.infer(make(frame), captured, JobSpec(np=1), InferOptions(), title="")
+    *others, wanted = begun
+    for known in others[:2]:
+        with pytest.raises(InferError, match="but the frame's attrs changed since"):
+            fingerprints.matching(wanted, [("a run", None, known)])
+    assert fingerprints.matching(wanted, [("a run", "the run", others[2])]) == "the run"
 
 
 def test_a_full_disk_leaves_the_rows_of_an_earlier_run() -> None:
