@@ -241,7 +241,7 @@ def _index_columns(frame: pd.DataFrame) -> list[_PandasColumn]:
     """Return the levels of the index, none if batches do not have it."""
     index = frame.index
     counts_rows = isinstance(index, pd.RangeIndex) and (index.start, index.step) == (0, 1)
-    if not frame.columns.size or (counts_rows and index.name is None):
+    if counts_rows and index.name is None:
         return []
     levels = (index.get_level_values(level) for level in range(index.nlevels))
     try:

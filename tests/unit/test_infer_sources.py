@@ -310,6 +310,13 @@ def test_a_batch_has_the_index_of_the_frame(index: pd.Index, columns: list[str])
     assert list(batches[1].index.names) == list(index.names) and len(batches) == 3
 
 
+def test_a_frame_without_columns_has_its_index() -> None:
+    frame = pd.DataFrame(index=pd.Index([101, 205, 307], name="id"))
+    pd.testing.assert_frame_equal(pd.concat(batches_of(frame, InferOptions(2))), frame)
+    (chunk,) = sources.source(frame).chunks(3)
+    assert (sent(chunk).num_rows, sent(chunk).num_columns) == (3, 0)
+
+
 def test_an_index_that_arrow_cannot_hold_counts_rows() -> None:
     frame = pd.DataFrame({"x": range(3)}, index=pd.period_range("2026", periods=3, freq="M"))
     (batch,) = batches_of(frame, first_row=7)

@@ -121,7 +121,7 @@ class BlockRows:
         rows = replace(self, blocks=[np.asfortranarray(block) for block in self.blocks])
         columns = [rows.column(place) for place in range(len(self.layout.names))]
         if not columns:
-            return one_batch(self.table)
+            return one_batch(self.table.select([]))  # without the index
         return pa.RecordBatch.from_arrays(columns, schema=self.schema)
 
 
