@@ -36,7 +36,9 @@ from hydrogen_magic.node.prediction import chunking
 from hydrogen_magic.node.prediction.arrow_to_pandas import (
     exact_cells,
     has_nullable_items,
+    has_zoned_categories,
     nullable_dtype,
+    with_zone,
 )
 from hydrogen_magic.node.prediction.block_rows import BlockLayout, BlockRows
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
@@ -161,6 +163,8 @@ def _values(column: pa.ChunkedArray) -> Any:
     if any(map(has_nullable_items, column.chunks)):  # of null rows
         return _objects([cell for array in column.chunks for cell in exact_cells(array)])
     series = column.to_pandas(types_mapper=nullable_dtype if column.null_count else None)
+    if has_zoned_categories(column.type) and column.num_chunks:
+        return with_zone(series, column.chunk(0)).array  # its chunks have one dictionary
     is_view = column.num_chunks == 1
     return (series.copy() if is_view else series).array
 

@@ -228,6 +228,7 @@ EVERY_DTYPE = pd.DataFrame(
         "text": ["", None, *("ä" * n for n in range(N - 2))],
         "string": pd.array([None, *"a" * (N - 1)], "string"),
         "category": pd.Categorical([*"ab" * 8, None], categories=list("bca"), ordered=True),
+        "days": pd.Categorical([*pd.date_range("2020-03-28", periods=N, tz="Europe/Berlin")]),
         "arrow": pd.array(range(N), pd.ArrowDtype(pa.int32())),
         "arrow time": pd.array([None] * N, pd.ArrowDtype(pa.timestamp("us", "UTC"))),
         "object": pd.Series([b"x", None, *[b"\xff"] * (N - 2)], dtype=object),
@@ -267,6 +268,7 @@ def test_predicted_columns_have_natural_dtypes_in_pandas() -> None:
     assert dtypes["category"] == "category" and dtypes["object"] == "object"
     assert dtypes["text"] == str(pd.Series(["a"]).dtype)
     assert list(done["p_Int64"]) == list(EVERY_DTYPE["Int64"])
+    assert list(done["p_days"]) == list(EVERY_DTYPE["days"])
     assert list(done["p_category"])[:16] == list("ab" * 8) and pd.isna(done["p_category"].iloc[16])
     assert [list(cell) for cell in done["p_lists"]] == list(EVERY_DTYPE["lists"])
     assert list(done["p_decimals"])[:3] == [Decimal("1.25"), None, Decimal("10.5")]

@@ -50,11 +50,25 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
         elif has_nullable_items(column):
             cells = pd.Series(exact_cells(column), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
+        elif has_zoned_categories(field.type):
+            frame.isetitem(place, with_zone(frame.iloc[:, place], column))
         elif column.null_count and nullable_dtype(field.type) is not None:
             frame.isetitem(place, column.to_pandas(types_mapper=nullable_dtype).array)
     if isinstance(frame.index, pd.RangeIndex):
         frame.index = pd.RangeIndex(first_row, first_row + len(frame))
     return frame
+
+
+def has_zoned_categories(kind: pa.DataType) -> bool:
+    """Return whether values are categories that are times with a time zone."""
+    return pa.types.is_dictionary(kind) and getattr(kind.value_type, "tz", None) is not None
+
+
+def with_zone(categories: Any, column: pa.Array) -> Any:
+    """Return a categorical Series, made of ``column``, with the time zone that PyArrow leaves out."""
+    import pandas as pd
+
+    return categories.cat.rename_categories(pd.Index(column.dictionary.to_pandas()))
 
 
 def _columns(rows: pa.RecordBatch) -> Iterator[tuple[pa.Field, pa.Array]]:
