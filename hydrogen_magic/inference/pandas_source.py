@@ -15,7 +15,8 @@ counts rows, or Arrow has no type for it.
 | lists, and arrays of several dimensions | object: NumPy arrays | None |
 | bytes, decimals, dates, structs | object | None |
 
-Lists and arrays with a null integer or boolean inside are Python lists.
+Lists and arrays with a null integer or boolean inside, or with structs of times in nanoseconds, are Python
+lists.
 """
 
 from __future__ import annotations
@@ -35,7 +36,7 @@ from hydrogen_magic.inference.memory_result import MemoryResult, PredictedColumn
 from hydrogen_magic.node.prediction import chunking
 from hydrogen_magic.node.prediction.arrow_to_pandas import (
     exact_cells,
-    has_nullable_items,
+    has_inexact_items,
     has_zoned_categories,
     nullable_dtype,
     with_zone,
@@ -156,11 +157,11 @@ def _rows_of(frame: pd.DataFrame, done: RowRanges) -> pd.DataFrame:
 
 def _values(column: pa.ChunkedArray) -> Any:
     """Return a predicted column as an array of pandas that may be written."""
-    if any(has_nullable_items(array.drop_null()) for array in column.chunks):
+    if any(has_inexact_items(array.drop_null()) for array in column.chunks):
         return _objects(column.to_pylist())
     if has_tensors(column.type):
         return _objects([cell for array in column.chunks for cell in tensors(array)])
-    if any(map(has_nullable_items, column.chunks)):  # of null rows
+    if any(map(has_inexact_items, column.chunks)):  # of null rows
         return _objects([cell for array in column.chunks for cell in exact_cells(array)])
     series = column.to_pandas(types_mapper=nullable_dtype if column.null_count else None)
     if has_zoned_categories(column.type) and column.num_chunks:

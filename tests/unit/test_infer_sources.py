@@ -30,9 +30,11 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import arrow_source, sources
+from hydrogen_magic.node.prediction import annotations as kinds
 from hydrogen_magic.node.prediction import arrow_to_pandas, chunking
 from hydrogen_magic.node.prediction.arrow_copies import written
 from hydrogen_magic.node.prediction.block_rows import BlockLayout, BlockRows
+from hydrogen_magic.node.prediction.inputs import BatchConverter
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
@@ -455,6 +457,10 @@ IDS = (
         pa.array([[("a", LARGE)], [("b", None)], None], pa.map_(pa.string(), pa.int64())),
         pa.array([[[LARGE, None]], [[1, 2]], None], pa.list_(pa.list_(pa.int64(), 2), 1)),
         pa.array([{"of": {"yes": True}}, {"of": {"yes": None}}, None]),
+        pa.array(
+            [[{"at": 1}], [{"at": None}], None], pa.list_(pa.struct({"at": pa.timestamp("ns")}))
+        ),
+        pa.array([[("a", 1)], [], None], pa.map_(pa.string(), pa.duration("ns"))),
         IDS,
         pa.ListArray.from_arrays(pa.array([0, 2, 2, 3]), IDS),
         pa.FixedSizeListArray.from_arrays(
@@ -463,13 +469,16 @@ IDS = (
     ],
     ids=lambda column: str(column.type)[:30],
 )
-def test_whole_numbers_beside_nulls_stay_exact_inside_nested_types(column: pa.Array) -> None:
+def test_numbers_and_times_stay_exact_inside_nested_types(column: pa.Array) -> None:
     table = pa.table({"x": column})
     result = predicted(pd.DataFrame({"n": range(3)}), lambda chunk: table)
     batch = arrow_to_pandas.whole(table.to_batches()[0], 0)
     for cells in (result["x"], batch["x"]):
         plain = [cell.tolist() if isinstance(cell, np.ndarray) else cell for cell in cells]
         assert repr(plain) == repr(column.to_pylist()), "no float"
+    if "[ns" in str(column.type):
+        (arrays,) = BatchConverter(kinds.ARRAYS).batches(table.to_batches()[0], 0, ((0, 3),))
+        assert arrays["x"].tolist() == column.to_pylist()
 
 
 def test_lists_are_of_one_type_whichever_chunk_has_null_items() -> None:

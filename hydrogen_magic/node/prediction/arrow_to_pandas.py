@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hydrogen_magic.node.prediction.arrow_types import parts_of
+from hydrogen_magic.node.prediction.arrow_types import has_fine_times, parts_of
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.chunking import in_groups, one_batch
 from hydrogen_magic.node.prediction.ndarray_columns import shaped
@@ -36,7 +36,8 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
     """Return rows as a DataFrame whose index counts the rows of the frame.
 
     Integers and booleans with nulls get nullable dtypes, and are Python objects inside nested types:
-    floats would change their values, and their dtype would differ between batches.
+    floats would change their values, and their dtype would differ between batches. Nested types with times in
+    nanoseconds are Python objects, too.
     """
     import pandas as pd
 
@@ -47,7 +48,7 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
         if isinstance(field.type, pa.FixedShapeTensorType):
             cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
-        elif has_nullable_items(column):
+        elif has_inexact_items(column):
             cells = pd.Series(exact_cells(column), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
         elif has_zoned_categories(field.type):
@@ -89,22 +90,23 @@ def part(frame: Any, start: int, stop: int) -> Any:
 
 
 def exact_cells(column: pa.Array) -> list[Any]:
-    """Return the values of a column with :func:`has_nullable_items`: with null items, Python objects."""
+    """Return the values of a column with :func:`has_inexact_items`: Python objects if known ones have it."""
     known = column.drop_null()
-    if has_nullable_items(known):
+    if has_inexact_items(known):
         objects: list[Any] = column.to_pylist()
         return objects
     values = iter(known.to_pandas())
     return [next(values) if is_known else None for is_known in column.is_valid().to_pylist()]
 
 
-def has_nullable_items(column: pa.Array) -> bool:
-    """Return whether a nested type has null items, at any depth, that only a nullable dtype could hold.
+def has_inexact_items(column: pa.Array) -> bool:
+    """Return whether PyArrow would change items of a nested type, at any depth, for pandas.
 
-    PyArrow would convert them, and the items beside them, to floats. Null rows have items, too.
+    It converts integers and booleans with nulls beside them to floats, where only a nullable dtype could
+    hold them (null rows have items, too), and times in nanoseconds to integers.
     """
-    return any(
-        (array.null_count and nullable_dtype(array.type) is not None) or has_nullable_items(array)
+    return has_fine_times(column.type) or any(
+        (array.null_count and nullable_dtype(array.type) is not None) or has_inexact_items(array)
         for array in parts_of(column)
     )
 

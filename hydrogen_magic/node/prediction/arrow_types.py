@@ -74,6 +74,13 @@ def is_undecided(kind: pa.DataType) -> bool:
     return pa.types.is_null(kind) or is_empty or any(map(is_undecided, parts))
 
 
+def has_fine_times(kind: pa.DataType) -> bool:
+    """Return whether structs or maps have times in nanoseconds, which PyArrow gives to pandas as integers."""
+    parts = [kind.field(place).type for place in range(kind.num_fields)]
+    is_fine = (family(part) in ("timestamp", "duration") and part.unit == "ns" for part in parts)
+    return (pa.types.is_struct(kind) and any(is_fine)) or any(map(has_fine_times, parts))
+
+
 def arrays_inside(array: pa.Array) -> list[pa.Array]:
     """Return the arrays inside a nested array, without those of null rows; none for other types."""
     is_nested = family(array.type) in NESTED

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.arrow_types import family, is_list_of_numbers
+from hydrogen_magic.node.prediction.arrow_types import family, has_fine_times, is_list_of_numbers
 
 
 def array_of(column: pa.Array, name: str) -> Any:
@@ -31,6 +31,8 @@ def array_of(column: pa.Array, name: str) -> Any:
         return column.to_numpy(zero_copy_only=False) if array is None else array
     if pa.types.is_integer(kind) and column.null_count:
         return _as_floats(column, name)
+    if has_fine_times(kind):
+        return np.fromiter(column.to_pylist(), dtype=object, count=len(column))
     if _has_parts(kind):
         # Arrow's to_numpy makes floats of integers beside a null in a struct or a map.
         return column.to_pandas(integer_object_nulls=True).to_numpy()
