@@ -27,7 +27,7 @@ from _common import chosen
 from _results import Table, parse_arguments, report
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver.attending import attend
+from hydrogen_magic.driver.attending import show
 from hydrogen_magic.driver.calls import launch
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.views import ATTENDED_S
@@ -221,7 +221,7 @@ def ages_s(np: int, per_s: int, seconds: int) -> list[float]:
     """Return the ages of the points of one gang."""
     view = AgeView()
     gang = launch(log_times, seconds, per_s, np=np)
-    attend(gang, view)
+    show(gang, view)
     gang.raise_for_state()
     return view.ages_s
 
