@@ -110,7 +110,7 @@ def launched(monkeypatch: pytest.MonkeyPatch) -> Launched:
     monkeypatch.setattr(capture, "capture_cell", fake.capture_cell)
     monkeypatch.setattr(launcher, "launch_captured", fake.launch_captured)
     monkeypatch.setattr(launcher, "plan", lambda spec: plan)
-    monkeypatch.setattr(attending, "attend", lambda gang, view: None)
+    monkeypatch.setattr(attending, "attend", lambda gang, quiet: None)
     return fake
 
 

@@ -30,7 +30,7 @@ def asked(monkeypatch: pytest.MonkeyPatch) -> list[JobSpec]:
 
     monkeypatch.setattr(launcher, "plan", lambda spec: types.SimpleNamespace(uses_gpu=False))
     monkeypatch.setattr(launcher, "launch_captured", launch)
-    monkeypatch.setattr(attending, "attend", lambda gang, view: None)
+    monkeypatch.setattr(attending, "attend", lambda gang, quiet: None)
     return specs
 
 
