@@ -113,8 +113,8 @@ class ResultError(HydrogenError):
 class GangStoppedError(HydrogenError):
     """The gang was stopped before it finished.
 
-    On request, because its kernel, session or owner process ended, or because the cell that waited for it
-    failed.
+    On request, because its kernel, session or owner process ended, or because the cell or script that waited
+    for it failed.
     """
 
 

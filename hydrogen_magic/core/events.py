@@ -196,8 +196,8 @@ STOP_REASONS = {
     ),
     "session": ("its session was ended", "stopped by %gang end"),
     "cell": (
-        "the cell that waited for it failed",
-        "stopped: the cell that waited for it failed",
+        "the cell or script that waited for it failed",
+        "stopped: the cell or script that waited for it failed",
     ),
 }
 """Why gangs are stopped -> the reason that views show meanwhile, and that of the end; after a failure the

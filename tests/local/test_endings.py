@@ -373,7 +373,7 @@ def test_a_view_that_fails_stops_its_gang_and_is_the_reason(
     gang = hm.launch(ranks.hang, "sleep", np=1)
     with pytest.raises(OSError, match="no terminal"):
         attending.attend(gang)
-    with pytest.raises(GangStoppedError, match="the cell that waited for it failed"):
+    with pytest.raises(GangStoppedError, match="the cell or script that waited for it failed"):
         gang.raise_for_state()
 
 

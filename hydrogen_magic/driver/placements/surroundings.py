@@ -36,11 +36,10 @@ class Surroundings:
 
     @property
     def directory(self) -> str:
-        """The notebook's working directory. Raises PlacementError if it no longer exists."""
+        """The working directory of the notebook or script. Raises PlacementError if it no longer exists."""
         if self.known_directory is None:
             raise PlacementError(
-                "the notebook's working directory no longer exists: change to another one with "
-                "os.chdir()"
+                "the working directory no longer exists: change to another one with os.chdir()"
             )
         return self.known_directory
 
