@@ -41,6 +41,7 @@ from hydrogen_magic.core import file_limit, processes, run_log
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
+from hydrogen_magic.core.units import counted, first_of
 from hydrogen_magic.driver import run_names, tracking
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.controller import GangController
@@ -69,7 +70,8 @@ from hydrogen_magic.errors import (
 )
 from hydrogen_magic.node.agent.file_versions import modified_ns
 from hydrogen_magic.node.worker.nesting import refuse_nested
-from hydrogen_magic.views import static_picture
+from hydrogen_magic.views import kernel_here, static_picture
+from hydrogen_magic.views.output_stream import OutputStream
 
 _FED_FILES = {True: 2, False: 8}
 """Descriptors for each rank that is fed, on this machine and elsewhere."""
@@ -448,6 +450,14 @@ def end_with_kernel() -> None:
     """Stop what runs, so that records say why it ended; ranks have a moment for their ``finally``."""
     began_s = time.monotonic()
     gangs = [gang for gang, _ in list(_running.values())]
+    running = [gang.id for gang in gangs if not gang.wait(0)]
+    if running and kernel_here() is None:  # the next kernel reports those of this one
+        stopped = f"{counted(len(running), 'running gang')} ({first_of(running, 4)})"
+        print(
+            f"hydrogen_magic: this process ends, which stops {stopped}: gang.wait() waits for the end of a "
+            "gang, as hm.run does",
+            file=OutputStream("stderr", optional=True),
+        )
     for kill in (False, True):
         for gang in gangs:
             with suppress(RuntimeError):  # its agents have been closed, and their loop with them

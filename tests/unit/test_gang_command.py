@@ -160,6 +160,19 @@ def test_a_gang_of_another_kernel_is_followed_until_it_ends(
     assert gang.wait() and gang.snapshot().state == "SUCCEEDED" and gang.events(3) == [ENDED]
 
 
+@pytest.mark.parametrize("kernel", [None, "a kernel"])
+def test_a_script_reports_the_gangs_that_its_end_stops(
+    kernel: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    over = SimpleNamespace(id="g1", wait=lambda _: True, stop_for=lambda *_: None)
+    running = SimpleNamespace(id="g2", wait=lambda _: False, stop_for=lambda *_: None)
+    monkeypatch.setattr(launcher, "_running", {"g1": (over, ()), "g2": (running, ())})
+    monkeypatch.setattr(launcher, "kernel_here", lambda: kernel)
+    launcher.end_with_kernel()
+    told = "hydrogen_magic: this process ends, which stops 1 running gang (g2): "
+    assert capsys.readouterr().err.startswith(told) == (kernel is None)
+
+
 def test_results_are_loaded_by_id_or_name() -> None:
     write("a1b2", replace(launched("a1b2", owner=DEAD), name="wide"), ENDED)
     for name, said in {
