@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Sequence
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 
 import pytest
 
@@ -114,6 +114,27 @@ def test_backends_that_do_not_count_and_calls_of_horovod(group: Group) -> None:
     horovods = ExchangeCounter(0)
     horovods.add_call()
     assert not horovods.warning(50, is_over=True)
+
+
+@pytest.mark.parametrize(
+    ("is_compiled", "backend", "remedy"),
+    [
+        (True, "torch", "compile the model with hvd.DistributedOptimizer(optimizer)"),
+        (True, "tensorflow", "as the gang's rendezvous says"),
+        (False, "torch", "as the gang's rendezvous says"),
+    ],
+)
+def test_a_model_that_keras_trains_is_to_be_compiled_with_another_optimizer(
+    is_compiled: bool, backend: str, remedy: str, group: Group, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    keras = ModuleType("keras")
+    keras.Model = type("Model", (), {"compiled": is_compiled})  # type: ignore[attr-defined]
+    keras.config = SimpleNamespace(backend=lambda: backend)  # type: ignore[attr-defined]
+    monkeypatch.setitem(sys.modules, "keras", keras)
+    model, counter = keras.Model(), ExchangeCounter(0)
+    model.fitted = []  # the garbage collector has objects that refer to others only
+    counter.join_advice = "as the gang's rendezvous says"
+    assert counter.warning(10, is_over=False).endswith(remedy)
 
 
 def test_one_rank_trains_alone_by_right(group: Group, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -88,7 +88,7 @@ class ExchangeCounter:
         is_own = bool(self._of_ddp) and self._own_steps > _FEW_STEPS
         if not (is_long or (is_own if exchanged else alone > 0)):
             return ""
-        remedy = self.join_advice or self._of_ddp or _remedy()
+        remedy = _remedy_of_keras() or self.join_advice or self._of_ddp or _remedy()
         return (
             f"{counted(alone, 'optimizer step')} without any collective: each of "
             f"the {world_size} ranks trains its own model. To train one model, {remedy}"
@@ -168,6 +168,18 @@ def _ddp_of(optimizer: Any) -> Any:
 def _uses_accelerate() -> bool:
     accelerate = loaded("accelerate.state", "PartialState")
     return accelerate is not None and bool(accelerate._shared_state)
+
+
+def _remedy_of_keras() -> str:
+    """Return how a compiled model of Keras 3 averages gradients; "" without one, or with TensorFlow."""
+    if not any(getattr(model, "compiled", False) for model in _objects("keras", "Model")):
+        return ""
+    if sys.modules["keras"].config.backend() not in ("torch", "jax"):
+        return ""
+    return (
+        "`import hydrogen_magic.compat.keras as hvd`, call hvd.init(), and compile the model with "
+        "hvd.DistributedOptimizer(optimizer)"
+    )
 
 
 def _remedy() -> str:
