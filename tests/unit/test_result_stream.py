@@ -94,6 +94,11 @@ class UnboundProxy(Proxy):
     def __setstate__(self, state: Any) -> None: ...
 
 
+class NeedsTensorFlow(WithState):
+    def __setstate__(self, state: Any) -> None:
+        raise ModuleNotFoundError("No module named 'tensorflow'")
+
+
 def packed(objects: dict[str, Any]) -> dict[str, Payload]:
     """Return the sections of those objects that can be pickled."""
     packer = result_stream.Packer(Pickler)
@@ -244,6 +249,13 @@ def test_results_of_a_rank_name_what_is_missing() -> None:
     assert results.is_worth_saving(has_succeeded=True)
     reason = "ValueError: invalid literal for int() with base 10: 'seven'"
     assert results.everything()["c"] == MissingObject("int", reason)
+
+
+def test_the_backend_of_keras_is_named_where_its_default_cannot_be_imported() -> None:
+    results = received(ResultPart(CELL_VALUE), objects={CELL_VALUE: NeedsTensorFlow()})
+    remedy = r"'tensorflow'; if Keras imports tensorflow, set os.environ\["
+    with pytest.raises(ResultError, match=remedy):
+        results.value()
 
 
 def test_a_variable_named_like_the_value_does_not_replace_it() -> None:

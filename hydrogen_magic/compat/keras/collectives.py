@@ -17,7 +17,7 @@ def exchange() -> TorchExchange | JaxExchange:
         return JaxExchange()
     raise RuntimeError(
         f"Keras uses the backend {backend!r} here, but hydrogen_magic.compat.keras needs torch or JAX: "
-        "set KERAS_BACKEND, such as by `--env KERAS_BACKEND=torch`, before Keras is imported"
+        'set os.environ["KERAS_BACKEND"] = "torch" in the notebook, before Keras is imported'
     )
 
 

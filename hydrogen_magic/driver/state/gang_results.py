@@ -23,7 +23,13 @@ _SMALL_BYTES = 1 << 20
 """Smaller results are copied: arrays of others occupy a file descriptor as long as the notebook has them."""
 _SAVED = "saved in the record of the gang"
 _SAVED_HERE = "kept in a temporary folder as long as hm.gangs() lists the gang"
-_UNDEFINED = re.compile(r"module '__main__' has no attribute '(\w+)'")
+_REMEDIES = {
+    "module '__main__' has no attribute '(.+)'": "run the cell that defines `{}`",
+    "No module named '(tensorflow)'": (
+        'if Keras imports {}, set os.environ["KERAS_BACKEND"] in the notebook as on the ranks'
+    ),
+}
+"""Regular expression for why a result cannot be loaded -> the remedy."""
 LOST = "lost"
 
 
@@ -60,11 +66,9 @@ class RankResults:
         errors = {part.name: part.error for part, _ in self.parts if part.error}
         for name, obj in self.objects().items():
             if isinstance(obj, UnopenedPart):
-                undefined = _UNDEFINED.search(obj.reason)
-                again = "; run the cell that defines `{}`, and try again"
-                remedy = again.format(undefined[1]) if undefined else ""
+                reason = f"{obj.reason}{_remedy(obj.reason)}"
                 errors[name] = (
-                    f"{label(name)} arrived but cannot be loaded in the notebook: {obj.reason}{remedy}"
+                    f"{label(name)} arrived but cannot be loaded in the notebook: {reason}"
                 )
         return errors
 
@@ -361,3 +365,10 @@ def load_saved(folder: Path, rank: int) -> RankResults:
         return RankResults(rank, [], f"the file of its results cannot be read: {error}")
     except ValueError as error:
         return RankResults(rank, [], f"the file of its results is damaged: {path} ({error})")
+
+
+def _remedy(reason: str) -> str:
+    for pattern, remedy in _REMEDIES.items():
+        if found := re.search(pattern, reason):
+            return f"; {remedy.format(found[1])}, and try again"
+    return ""
