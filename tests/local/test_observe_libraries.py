@@ -198,6 +198,8 @@ class Steps:
             self.log("even", float(index))
         if self.logger:
             self.logger.experiment.add_scalar("mine", index, self.global_step)
+        for logger in self.loggers:
+            logger.log_metrics({"direct": index, "two": {"a": index}}, self.global_step)
         return loss
 
     def validation_step(self, batch, index):
@@ -220,7 +222,11 @@ options = dict(
     accelerator="cpu", max_epochs=2, enable_model_summary=False, enable_checkpointing=False,
     log_every_n_steps=2, default_root_dir=tempfile.mkdtemp(),
 )
-model, trainer = Model(), L.Trainer(**options)  # whose default bar is rich
+kinds = L.loggers.TensorBoardLogger, L.loggers.CSVLogger
+added = dict(
+    logger=[kind(tempfile.mkdtemp()) for kind in kinds], callbacks=L.callbacks.LearningRateMonitor()
+)
+model, trainer = Model(), L.Trainer(**options, **added)  # whose default bar is rich
 trainer.fit(model, data, data)
 trainer.test(model, data, verbose=False)
 trainer.predict(model, data)
@@ -250,6 +256,9 @@ def test_lightning_logs_once_with_a_logger_of_its_own(reported: Mapping[str, Rep
         "val_loss": [3, 7],
         "test_loss": [8],
         "mine": list(range(8)),  # what the user's own code writes, at the user's steps
+        "direct": list(range(8)),  # passed to each of two loggers
+        "two/a": list(range(8)),
+        "lr-SGD": [0, 1, 3, 4, 5, 7],
     }
     assert seen["loss_epoch"][3] == pytest.approx(sum(seen["loss_step"][i] for i in range(4)) / 4)
     assert seen["even"] == {0: 0.0, 2: 2.0, 4: 0.0, 6: 2.0}

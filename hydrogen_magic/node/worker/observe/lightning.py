@@ -1,22 +1,24 @@
 """Observer of Lightning: metrics and progress, by a callback in every Trainer, on every rank.
 
 All values logged for loggers become curves over ``global_step``, at each step: no logger is needed, and
-``log_every_n_steps`` applies only to loggers. Values that Lightning then writes through a ``SummaryWriter``
-are not shown again. tqdm's observer records tqdm's bars; a rich bar, which draws boxes into the output, is
-disabled and replaced by ours, as on ranks other than 0, where Lightning shows none. ``barebones=True``, a
-request for speed, is respected.
+``log_every_n_steps`` applies only to loggers. Values passed to a logger of Lightning directly, as
+``LearningRateMonitor`` does, become curves over the given step. Values that Lightning then writes through a
+``SummaryWriter`` are not shown again. tqdm's observer records tqdm's bars; a rich bar, which draws boxes
+into the output, is disabled and replaced by ours, as on ranks other than 0, where Lightning shows none.
+``barebones=True``, a request for speed, is respected.
 """
 
 from __future__ import annotations
 
 import importlib
+import inspect
 import math
 from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker import reporter as _reporter
-from hydrogen_magic.node.worker.observe import helpers
+from hydrogen_magic.node.worker.observe import helpers, tensorboard
 
 
 def attach(module: ModuleType) -> None:
@@ -28,6 +30,12 @@ def attach(module: ModuleType) -> None:
     # No public interface separates values that Lightning passes to its loggers from the user's.
     connector = module._LoggerConnector
     connector.log_metrics = helpers.claiming(connector.log_metrics)
+    loggers = importlib.import_module(f"{package}.loggers")
+    # Not those of the user: a class that is pickled by value would bring our wrapper with it.
+    kinds: Iterator[Any] = filter(inspect.isclass, vars(loggers).values())
+    for kind in kinds:
+        if issubclass(kind, loggers.Logger) and kind is not loggers.Logger:
+            kind.log_metrics = helpers.claiming(kind.log_metrics, _passed_to)
 
 
 @helpers.safely
@@ -35,6 +43,21 @@ def _join(trainer: Any, package: str) -> None:
     if _reporter.current() is not None and not trainer.barebones:
         base = importlib.import_module(f"{package}.callbacks").Callback
         trainer.callbacks.append(helpers.new_callback(_LightningHooks, base))
+
+
+_last_passed = helpers.for_each_gang(list[Any])
+"""What was recorded last: its logger, a key, and the values, whose identities are in the key."""
+
+
+@helpers.safely
+def _passed_to(logger: Any, metrics: Any, step: Any = None) -> None:
+    """Record values for a logger; a Trainer's other loggers get the same ones."""
+    values = dict(helpers.flattened(metrics, "/"))
+    values.pop(tensorboard.NO_CURVE, None)
+    last, key = _last_passed(), [step, *values, *map(id, values.values())]
+    if last[1:2] != [key] or last[0] == id(logger):
+        last[:] = id(logger), key, values
+        helpers.log(values, step)
 
 
 class _LightningHooks:

@@ -17,7 +17,7 @@ from typing import Any
 
 from hydrogen_magic.node.worker.observe import helpers
 
-_NO_CURVE = "hp_metric"
+NO_CURVE = "hp_metric"
 """Tag of a placeholder, always -1, that Lightning writes beside hyperparameters."""
 
 _directories = helpers.for_each_gang(dict[str, str])
@@ -55,7 +55,7 @@ def _note_directory(writer: Any, /, logdir: Any, *_: Any, **__: Any) -> None:
 def _see_scalar(
     writer: Any, tag: Any, scalar_value: Any, global_step: Any = None, *_: Any, **__: Any
 ) -> None:
-    if tag != _NO_CURVE:
+    if tag != NO_CURVE:
         helpers.log({_curve(writer, str(tag)): scalar_value}, global_step)
 
 
