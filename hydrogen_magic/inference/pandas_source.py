@@ -43,7 +43,7 @@ from hydrogen_magic.node.prediction.arrow_to_pandas import (
 )
 from hydrogen_magic.node.prediction.block_rows import BlockLayout, BlockRows
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
-from hydrogen_magic.node.prediction.column_values import check_times
+from hydrogen_magic.node.prediction.column_values import check_times, exact_type
 from hydrogen_magic.node.prediction.ndarray_columns import has_tensors, tensors
 from hydrogen_magic.serialization.object_paths import describe
 
@@ -289,8 +289,7 @@ def _type_of_objects(name: str, values: Any) -> pa.DataType:
     try:
         kind = pa.infer_type(values, from_pandas=True)
         check_times(values, kind)
-        if pa.types.is_timestamp(kind) or pa.types.is_duration(kind):
-            kind = _with_nanoseconds(kind, values)
+        kind = exact_type(kind, values)
         if str(kind) in _TEXT_TYPES:
             _check_all_are(_TEXT_TYPES[str(kind)], values)
         elif not pa.types.is_null(kind):
@@ -315,14 +314,6 @@ def _check_all_are(wanted: type, values: Any) -> None:
     found = pd.api.types.infer_dtype(values, skipna=True)
     if found not in ("string" if wanted is str else "bytes", "empty"):
         raise TypeError(f"Arrow would convert all of them to {wanted.__name__}")
-
-
-def _with_nanoseconds(kind: pa.DataType, values: Any) -> pa.DataType:
-    """Return the type in nanoseconds if a value needs them: Arrow infers microseconds."""
-    fields = ("nanosecond", "nanoseconds")  # of a Timestamp, of a Timedelta
-    if not any(getattr(value, field, 0) for value in values for field in fields):
-        return kind
-    return pa.timestamp("ns", kind.tz) if pa.types.is_timestamp(kind) else pa.duration("ns")
 
 
 def _shown_types(values: Any) -> str:

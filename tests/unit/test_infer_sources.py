@@ -531,10 +531,22 @@ def test_columns_of_pandas_that_cannot_travel_are_named(column: pd.Series[Any], 
         sources.source(pd.DataFrame({"ok": [1, 2], "x": column}))
 
 
-def test_objects_keep_their_nanoseconds() -> None:
-    stamps = [pd.Timestamp("2020-01-01 00:00:00.000000001"), None]
-    frame = pd.DataFrame({"a": pd.Series(stamps, dtype=object)})
-    assert predicted(frame)["p_a"].tolist()[0] == stamps[0]
+@pytest.mark.parametrize(
+    ("wrap", "unwrap"),
+    [
+        (lambda at: at, lambda cell: cell),
+        (lambda at: [at], lambda cell: cell[0]),
+        (lambda at: {"at": at}, lambda cell: cell["at"]),
+    ],
+    ids=["flat", "list", "struct"],
+)
+@pytest.mark.parametrize("at", [pd.Timestamp(150, unit="ns"), pd.Timedelta(150, "ns")], ids=str)
+def test_objects_keep_their_nanoseconds(
+    at: Any, wrap: Callable[[Any], Any], unwrap: Callable[[Any], Any]
+) -> None:
+    frame = pd.DataFrame({"a": pd.Series([wrap(at), None], dtype=object)})
+    for cell in (batch_of(frame)["a"][0], predicted(frame)["p_a"][0]):
+        assert type(at)(unwrap(cell)) == at
 
 
 def test_names_that_are_not_clear() -> None:

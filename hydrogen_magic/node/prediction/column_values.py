@@ -263,11 +263,14 @@ def _inferred(rows: list[Any], is_pandas: bool) -> pa.Array:
         if is_pandas:
             raise
         array = _one_chunk(pa.array(rows, from_pandas=True))
-    if "[us" not in str(array.type) or not any(map(_has_nanoseconds, rows)):
-        return array
-    if "struct<" in str(array.type):  # PyArrow gives them to pandas as integers
-        raise TypeError("times in dicts have nanoseconds")
-    return _one_chunk(pa.array(rows, _with_nanoseconds(array.type), from_pandas=True))
+    kind = exact_type(array.type, rows)
+    return array if kind == array.type else _one_chunk(pa.array(rows, kind, from_pandas=True))
+
+
+def exact_type(kind: pa.DataType, values: Iterable[Any]) -> pa.DataType:
+    """Return an inferred type, with nanoseconds if a value needs them: Arrow infers microseconds."""
+    has_times = "[us" in str(kind)
+    return _with_nanoseconds(kind) if has_times and any(map(_has_nanoseconds, values)) else kind
 
 
 def _with_nanoseconds(kind: pa.DataType) -> pa.DataType:
