@@ -507,6 +507,10 @@ NOON = dt.datetime(2026, 1, 2, 12)
         (lambda b: {"a": [NOON.date(), NOON, None]}, "column 'a' .*others have a time"),
         (lambda b: {"a": [{"at": [NOON, NOON.astimezone()]}] * 3}, "some times have a time zone"),
         (lambda b: {"a": np.ones(3, complex)}, "column 'a' .*complex"),
+        (
+            lambda b: pl.DataFrame({"a": [Doubling()] * 3}),
+            "column 'a' .*of Object.* no common type",
+        ),
         (lambda b: {"a": pd.period_range("2026", periods=3, freq="D")}, r"column 'a' .*period\[D"),
         (lambda b: {"a": pd.interval_range(0, 3)}, "column 'a' .*interval"),
         (lambda b: pa.table([[1] * 3, [2] * 3], names=["a", "a"]), "two columns 'a'"),
@@ -729,6 +733,10 @@ def test_a_prediction_is_no_error_because_of_its_type_where_errors_are_collected
         (([1] * 3, ["a", None, "b"]), ["1"] * 3 + ["a", None, "b"]),
         ((["a"] * 3, [1.5] * 3), ["a"] * 3 + ["1.5"] * 3),
         (([[1]] * 3, ["a"] * 3), ["[1]"] * 3 + ["a"] * 3),
+        (
+            ([1] * 3, pl.Series([dt.timezone.utc, 1, None], dtype=pl.Object)),
+            ["1"] * 3 + ["UTC", "1", None],
+        ),
     ):
         found = run(by_batch(*columns), frame(6), on_error="collect")
         assert found["y"].to_pylist() == texts

@@ -66,7 +66,8 @@ def array_from(
 
 def _array(value: Any, n_rows: int, field: pa.Field | None) -> pa.Array:
     if is_a(value, "polars", "Series"):
-        value = value.to_arrow()
+        # Arrow has no type for objects; Polars would give their addresses in memory.
+        value = value.to_list() if str(value.dtype) == "Object" else value.to_arrow()
     if isinstance(value, (pa.Array, pa.ChunkedArray)):
         return copied_column(_one_chunk(value))
     if is_a(value, "pandas.api.extensions", "ExtensionArray"):
@@ -93,6 +94,8 @@ def _texts(column: Any) -> pa.Array | None:
     """Return the text of each value, None if this is no column or a value has no text of its own."""
     if is_a(column, "torch", "Tensor"):
         column = of_tensor(column)
+    if is_a(column, "polars", "Series"):
+        column = column.to_list()
     if hasattr(column, "__array__") and hasattr(column, "tolist"):
         column = column.tolist()  # NumPy shortens the text of an array
     if not isinstance(column, (list, tuple, range)) or not all(map(_has_text, column)):
