@@ -154,6 +154,27 @@ def same_kind(one: pa.DataType, other: pa.DataType) -> bool:
     )
 
 
+LARGE = 2**53 + 1
+LISTS = [[LARGE, None], None, [5], [6, 7]]
+ENCODINGS = (
+    pa.array(LISTS, pa.list_view(pa.int64())),
+    pa.array(LISTS, pa.large_list_view(pa.int64())),
+    pa.array([[cell] for cell in LISTS], pa.list_(pa.list_view(pa.int64()), 1)),
+    pa.array([{"of": cell} for cell in LISTS], pa.struct({"of": pa.list_view(pa.int64())})),
+    pa.ListArray.from_arrays([0, 2, 2, 4], pa.array([LARGE, None, 5, LARGE]).dictionary_encode()),
+    pa.RunEndEncodedArray.from_arrays([1, 2, 4], pa.array([LARGE, None, 7])),
+    pa.ExtensionArray.from_storage(pa.bool8(), pa.array([1, None, 0], pa.int8())),
+)
+
+
+@pytest.mark.parametrize("kind", [pd.DataFrame, pl.DataFrame, pa.Table])
+@pytest.mark.parametrize("column", ENCODINGS, ids=lambda column: str(column.type))
+def test_values_of_rare_encodings_are_exact(column: pa.Array, kind: type) -> None:
+    found = run(taking(kind, lambda rows: {"y": rows["x"]}), pa.table({"x": column}))["y"]
+    assert repr(found.to_pylist()) == repr(column.to_pylist())
+    assert not any(word in str(found.type) for word in ("view", "run", "dictionary", "extension"))
+
+
 # ── what predict takes ───────────────────────────────────────────────────────────────────────────
 
 

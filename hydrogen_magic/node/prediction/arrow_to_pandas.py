@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hydrogen_magic.node.prediction.arrow_types import has_fine_times, parts_of
+from hydrogen_magic.node.prediction.arrow_types import has_fine_times, parts_of, plain_rows
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.chunking import in_groups, one_batch
 from hydrogen_magic.node.prediction.ndarray_columns import shaped
@@ -43,6 +43,7 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
 
     if isinstance(rows, BlockRows):
         return _of_blocks(rows, first_row)
+    rows = plain_rows(rows)
     frame = pa.Table.from_batches([rows]).to_pandas(use_threads=False)
     for place, (field, column) in enumerate(_columns(rows)):
         if isinstance(field.type, pa.FixedShapeTensorType):

@@ -126,10 +126,52 @@ def with_parts(
     """Return a nested type with ``changed`` types of its fields, None for others."""
     of_family = family(kind)
     if of_family == "list":
-        return pa.list_(kind.value_field.with_type(changed(kind.value_type)))
+        item = kind.value_field.with_type(changed(kind.value_type))
+        if pa.types.is_fixed_size_list(kind):
+            return pa.list_(item, kind.list_size)
+        return pa.large_list(item) if pa.types.is_large_list(kind) else pa.list_(item)
     if of_family == "map":
         fields = (kind.key_field, kind.item_field)
-        return pa.map_(*(field.with_type(changed(field.type)) for field in fields))
+        parts = [field.with_type(changed(field.type)) for field in fields]
+        return pa.map_(*parts, keys_sorted=kind.keys_sorted)
     if of_family == "struct":
         return pa.struct([field.with_type(changed(field.type)) for field in kind])
     return None
+
+
+# ── encodings ────────────────────────────────────────────────────────────────────────────────────
+
+
+def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return rows whose columns are :func:`plain`."""
+    columns = [plain(column) for column in rows.columns]
+    types = [column.type for column in columns]
+    if types == rows.schema.types:
+        return rows
+    fields = [field.with_type(kind) for field, kind in zip(rows.schema, types, strict=True)]
+    return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, rows.schema.metadata))
+
+
+def plain(array: pa.Array) -> pa.Array:
+    """Return the same values in a type that PyArrow and Polars convert exactly; most arrays as they are.
+
+    Without views of lists, runs, booleans of a byte, and dictionaries inside nested types: integers with
+    nulls in these would become floats for pandas.
+    """
+    kind = _plain_type(array.type)
+    # By way of Python: casts of views lose items, and not all of these types have a cast.
+    return array if kind == array.type else pa.array(array.to_pylist(), kind)
+
+
+def _plain_type(kind: pa.DataType, is_part: bool = False) -> pa.DataType:
+    if isinstance(kind, pa.Bool8Type):
+        return pa.bool_()
+    if pa.types.is_run_end_encoded(kind) or (is_part and pa.types.is_dictionary(kind)):
+        return _plain_type(kind.value_type, is_part)
+    if not kind.num_fields:
+        return kind
+    if pa.types.is_list_view(kind):
+        return pa.list_(_plain_type(kind.value_type, True))
+    if pa.types.is_large_list_view(kind):
+        return pa.large_list(_plain_type(kind.value_type, True))
+    return with_parts(kind, lambda part: _plain_type(part, True)) or kind

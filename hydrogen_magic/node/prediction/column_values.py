@@ -15,7 +15,7 @@ import pyarrow as pa
 
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.prediction.arrow_copies import copied_column
-from hydrogen_magic.node.prediction.arrow_types import NESTED, family, with_parts
+from hydrogen_magic.node.prediction.arrow_types import NESTED, family, plain, with_parts
 from hydrogen_magic.node.prediction.schema_unify import MisfitError
 from hydrogen_magic.serialization.object_paths import describe
 
@@ -50,7 +50,7 @@ def array_from(
     type as text. Raises MisfitError for other such values.
     """
     try:
-        return _unordered(_array(value, n_rows, field))
+        return _unordered(plain(_array(value, n_rows, field)))
     except (pa.ArrowException, TypeError, ValueError, OverflowError) as error:
         texts = _texts(value) if as_text else None
         if texts is not None:

@@ -18,7 +18,7 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction import annotations as kinds
 from hydrogen_magic.node.prediction import arrow_to_pandas
 from hydrogen_magic.node.prediction.arrow_copies import copied
-from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers, is_number
+from hydrogen_magic.node.prediction.arrow_types import is_list_of_numbers, is_number, plain_rows
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.chunking import in_groups
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
@@ -91,6 +91,8 @@ class BatchConverter:
         part = rows.slice(start, stop - start)
         if self._kind == kinds.PANDAS:
             return arrow_to_pandas.whole(part, first_row + start)
+        if self._kind not in _OF_ARROW and isinstance(part, pa.RecordBatch):
+            part = plain_rows(part)
         if self._module is None:
             return _CONVERSIONS[self._kind](part)
         convert = _FOR_MODULES.get(self._kind, _CONVERSIONS[self._kind])
@@ -272,4 +274,5 @@ _FOR_MODULES: dict[str, Callable[[pa.RecordBatch], Any]] = {
 """Those whose float64 values are still to get the type of a module, which may be float64."""
 _SHARING = {kinds.PANDAS, kinds.TABLE, kinds.RECORD_BATCH, kinds.POLARS, kinds.ARRAYS}
 """Kinds whose conversion may share memory with the rows; for arrays, the cells of structs do."""
+_OF_ARROW = {kinds.TABLE, kinds.RECORD_BATCH}
 _WITH_UNIQUE_NAMES = {kinds.POLARS, kinds.ARRAYS, kinds.TENSORS}
