@@ -167,7 +167,7 @@ def test_names_of_the_calling_function_are_expanded(
     shell: InteractiveShell, launched: Launched, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     asked = []
-    monkeypatch.setattr(gang_command, "manage", lambda command, write: asked.append(command.gang))
+    monkeypatch.setattr(gang_command, "manage", lambda command: asked.append(command.gang))
     shell.user_ns["who"] = "me"
     run(
         shell,
