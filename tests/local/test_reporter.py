@@ -20,6 +20,7 @@ import pytest
 import torch
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.processes import COOKIE
 from hydrogen_magic.node.worker import api, event_sender, metric_points, point_queue
 from hydrogen_magic.node.worker import reporter as reporters
 from hydrogen_magic.node.worker.main_thread import Watch, report_exception
@@ -123,6 +124,15 @@ def test_a_value_that_is_not_a_number_is_named_at_the_call(
 def test_an_integer_that_no_float_holds_is_refused() -> None:
     with pytest.raises(TypeError, match=r"hm\.log\(loss=…\) must be at most 1\.8e\+308"):
         api.log(loss=10**400)
+
+
+def test_a_child_of_a_rank_warns_that_it_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(COOKIE, "a gang")
+    monkeypatch.setenv("RANK", "3")
+    monkeypatch.setattr("multiprocessing.parent_process", object)
+    with pytest.warns(UserWarning, match=r"hm\.log\(\) reports nothing here.* by rank 3") as caught:
+        api.log(loss=1.0)
+    assert caught[0].filename == __file__
 
 
 def test_no_point_is_lost_or_doubled_between_threads(

@@ -6,13 +6,16 @@ All of them also work in a plain process, which counts as the only rank and repo
 from __future__ import annotations
 
 import inspect
+import multiprocessing
 import os
 import sys
 import time
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 
 from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.core.processes import COOKIE
 from hydrogen_magic.core.rank_gpu import gpu_of_rank
 from hydrogen_magic.node.worker import metric_points as _points
 from hydrogen_magic.node.worker import reporter as _reporter
@@ -89,6 +92,12 @@ def log(step: int | None = None, **metrics: Any) -> None:
     _points.as_numbers(metrics)
     if step is not None:
         _points.as_step(step)
+    if multiprocessing.parent_process() is not None and COOKIE in os.environ:
+        warnings.warn(
+            f"hm.log() reports nothing here: this process, such as a worker of a DataLoader, was started by "
+            f"rank {rank()}; return the values to the rank, and log them there",
+            stacklevel=2,
+        )
 
 
 def track(iterable: Iterable[_T], total: float | None = None, desc: str = "") -> Track[_T]:
