@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import gc
+import sys
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
+
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.node.worker import reporter as reporters
-from hydrogen_magic.node.worker.observe import ignite, optimizer, span_recording, tensorboard
+from hydrogen_magic.node.worker.observe import ignite, keras, optimizer, span_recording, tensorboard
 from tests.observed import Curves, curves
 
 
@@ -25,6 +28,19 @@ def reported(cell: Callable[[], None]) -> list[ev.Event]:
     finally:
         reporter.close()
     return sent
+
+
+@pytest.mark.parametrize("backend", ["jax", "torch"])
+def test_metrics_that_are_arrays_of_jax_are_read_between_two_steps_of_keras(
+    backend: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """To read them in another thread breaks the step that runs meanwhile."""
+    config = SimpleNamespace(backend=lambda: backend)
+    monkeypatch.setitem(sys.modules, "keras", SimpleNamespace(config=config))  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "jax", SimpleNamespace(process_count=lambda: 1))  # type: ignore[arg-type]
+    callbacks = SimpleNamespace(_async_train=True)
+    keras.KerasHooks().joined(callbacks)
+    assert callbacks._async_train is (backend != "jax")
 
 
 # ── curves ───────────────────────────────────────────────────────────────────────────────────────

@@ -78,14 +78,13 @@ def _join(callbacks: Any, observer: type[Any]) -> None:
         ours.set_model(model)
 
 
-def _shares_arrays() -> bool:
-    """Whether metrics are arrays of several processes. To read them in the thread of Keras's background calls
-    breaks the step that runs meanwhile: "Buffer has been deleted or donated" (JAX 0.10.2 on CPUs).
+def _is_on_jax() -> bool:
+    """Whether metrics are arrays of JAX. To read them in the thread of Keras's background calls breaks the
+    step that runs meanwhile: "Buffer has been deleted or donated" (JAX 0.10.2 on CPUs, Keras 3.15).
     """
     import keras
 
-    jax = sys.modules.get("jax")
-    return jax is not None and keras.config.backend() == "jax" and jax.process_count() > 1
+    return "jax" in sys.modules and keras.config.backend() == "jax"
 
 
 class KerasHooks:
@@ -109,7 +108,7 @@ class KerasHooks:
 
     def joined(self, callbacks: Any) -> None:
         """Have its hooks called; ``callbacks`` is the ``CallbackList`` that it was appended to."""
-        if _shares_arrays():
+        if _is_on_jax():
             callbacks._async_train = callbacks._async_test = callbacks._async_predict = False
 
     def set_model(self, model: Any) -> None:
