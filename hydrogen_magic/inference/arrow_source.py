@@ -115,9 +115,11 @@ def _from_table(frame: pa.Table | pa.RecordBatch) -> ArrowSource:
     """Return a source whose chunks are views; the result has the frame's own columns."""
     is_batch = isinstance(frame, pa.RecordBatch)
     table = pa.Table.from_batches([frame]) if is_batch else frame
+    metadata = pandas_metadata.of_rows(table.schema, table.num_rows).metadata
+    sent = table.replace_schema_metadata(metadata)
 
     def cut(batch_size: int) -> Iterator[pa.Table]:
-        return chunking.sliced(table.slice, table.num_rows, batch_size)
+        return chunking.sliced(sent.slice, table.num_rows, batch_size)
 
     def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
         chosen = table.select(kept).replace_schema_metadata(
@@ -139,8 +141,11 @@ def _read_once(
 ) -> ArrowSource:
     """Return a source of batches or tables; ``convert`` makes the result from a Table."""
 
+    sent = pandas_metadata.of_rows(schema, None)
+
     def cut(batch_size: int) -> Iterator[pa.Table]:
-        return chunking.rebatched(read(), schema, chunking.ChunkSizer(batch_size))
+        pieces = (piece.replace_schema_metadata(sent.metadata) for piece in read())
+        return chunking.rebatched(pieces, sent, chunking.ChunkSizer(batch_size))
 
     def join(kept: list[str], rows: pa.Table, predicted: pa.Table, done: RowRanges) -> Any:
         return side_by_side(rows, predicted)

@@ -68,10 +68,11 @@ class FileSource:
         self._is_list = first is not path
         dataset = _dataset(self._found)
         fragments = list(dataset.get_fragments())
-        self.schema = _common_schema(dataset, fragments, _format_of(self._found.files[0]))
-        self.attrs = pandas_metadata.attrs(self.schema)
+        schema = _common_schema(dataset, fragments, _format_of(self._found.files[0]))
+        self.attrs = pandas_metadata.attrs(schema)
         self._files = [_File.of(fragment, self._found.filesystem) for fragment in fragments]
         self.n_rows: int | None = sum(file.n_rows for file in self._files)
+        self.schema = pandas_metadata.of_rows(schema, self.n_rows)
 
     def chunks(self, batch_size: int) -> Iterator[pa.Table]:
         tables = (table for file in self._files for table in file.tables(self.schema))

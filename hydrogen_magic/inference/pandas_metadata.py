@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
@@ -13,6 +15,27 @@ def attrs(schema: pa.Schema) -> Any:
         return (schema.pandas_metadata or {}).get("attributes")
     except ValueError:  # the metadata is invalid, which the conversion of the rows reports
         return None
+
+
+def of_rows(schema: pa.Schema, n_rows: int | None) -> pa.Schema:
+    """Return the schema of so many rows: without a RangeIndex of another length, which pandas ignores, too.
+
+    ``n_rows``: None if it is not known.
+    """
+    try:
+        found = schema.pandas_metadata or {}
+    except ValueError:  # as above
+        return schema
+    stored = found.get("index_columns", [])
+    index = [level for level in stored if isinstance(level, str) or _length(level) == n_rows]
+    if index == stored:
+        return schema
+    text = json.dumps({**found, "index_columns": index})
+    return schema.with_metadata({**schema.metadata, b"pandas": text})
+
+
+def _length(level: Mapping[str, Any]) -> int:
+    return len(range(level["start"], level["stop"], level["step"]))
 
 
 def of_kept(schema: pa.Schema, kept: list[str]) -> dict[bytes, bytes] | None:

@@ -22,6 +22,7 @@ lists.
 from __future__ import annotations
 
 import copy
+import itertools
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -79,10 +80,12 @@ class PandasSource:
         self.attrs: Any = frame.attrs
         names = [self._names[n] for n in others]
         types = [(name, column.type) for name, column in zip(names, self._columns, strict=True)]
-        named = frame.iloc[:, others].set_axis(names, axis=1)
+        named = frame.iloc[:0, others].set_axis(names, axis=1).reset_index(drop=True)
         index = _index_columns(frame)
         self._columns += index
-        types += [(f"__index_{level}__", column.type) for level, column in enumerate(index)]
+        for level, (name, column) in enumerate(zip(_other_names(self._names), index, strict=False)):
+            types.append((name, column.type))
+            named[name] = frame.index[:0].get_level_values(level)
         self._layout = BlockLayout(
             self._names,
             like=_without_rows(frame),
@@ -345,9 +348,13 @@ def _names(frame: pd.DataFrame) -> list[str]:
     return names
 
 
-def _metadata(frame: pd.DataFrame) -> dict[bytes, bytes]:
+def _other_names(names: list[str]) -> Iterator[str]:
+    """Yield names for levels of the index that no column has."""
+    return (name for name in map("__index_{}__".format, itertools.count()) if name not in names)
+
+
+def _metadata(empty: pd.DataFrame) -> dict[bytes, bytes]:
     """Return the metadata from which ``pyarrow.Table.to_pandas`` restores dtypes."""
-    empty = frame.iloc[:0].reset_index(drop=True)
     empty.attrs = {}  # they are in the layout, and need not be JSON
     for place, dtype in enumerate(empty.dtypes):
         if isinstance(dtype, pd.ArrowDtype) and not _is_restored(empty.iloc[:, [place]]):

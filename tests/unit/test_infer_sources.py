@@ -278,11 +278,9 @@ def test_predicted_columns_have_natural_dtypes_in_pandas() -> None:
     assert done["p_text"].fillna("-").tolist() == EVERY_DTYPE["text"].fillna("-").tolist()
 
 
-def batches_of(
-    frame: pd.DataFrame, options: InferOptions = ALL, first_row: int = 0
-) -> list[pd.DataFrame]:
+def batches_of(frame: Any, options: InferOptions = ALL, first_row: int = 0) -> list[pd.DataFrame]:
     """Return all rows as ``predict`` gets them."""
-    (chunk,) = sources.source(frame).chunks(len(frame))
+    (chunk,) = sources.source(frame).chunks(100)
     held: list[pd.DataFrame] = []
     predictor = Predictor(lambda batch: held.append(batch) or [0] * len(batch), options)
     predictor.run(received(chunk), first_row)
@@ -303,15 +301,39 @@ def batch_of(frame: pd.DataFrame) -> pd.DataFrame:
         pd.MultiIndex.from_arrays([list("aabbcc"), range(6)], names=["group", None]),
         pd.CategoricalIndex(list("abcabc")),
         pd.Index([1] * 6),
+        pd.Index([2**53 + 1, None, 1, 2, 3, 4], dtype="Int64"),
+        pd.Index(["a", None, *"bcde"], dtype="string"),
+        pd.MultiIndex.from_arrays([pd.array([2**53 + 1, None, 1, 2, 3, 4], "Int64"), range(6)]),
     ],
     ids=lambda index: type(index).__name__,
 )
 @pytest.mark.parametrize("columns", [["x"], ["s"], ["x", "s", "y"]], ids=str)
-def test_a_batch_has_the_index_of_the_frame(index: pd.Index, columns: list[str]) -> None:
+@pytest.mark.parametrize(
+    "make", [lambda frame: frame, pa.Table.from_pandas], ids=["pandas", "arrow"]
+)
+def test_a_batch_has_the_index_of_the_frame(
+    index: pd.Index, columns: list[str], make: Callable[[pd.DataFrame], Any]
+) -> None:
     frame = pd.DataFrame({"x": np.arange(6.0), "s": list("uvwxyz"), "y": range(6)}, index=index)
-    batches = batches_of(frame[columns], InferOptions(2))
+    batches = batches_of(make(frame[columns]), InferOptions(2))
     pd.testing.assert_frame_equal(pd.concat(batches), frame[columns], check_freq=False)
     assert list(batches[1].index.names) == list(index.names) and len(batches) == 3
+
+
+def test_a_stored_range_is_the_index_if_it_has_as_many_rows(tmp_path: Path) -> None:
+    """PyArrow ignores others: of a table that was filtered, or the first of several files."""
+    frame = pd.DataFrame({"x": [1.0, 2.0, 3.0]}, pd.RangeIndex(100, 106, 2, name="id"))
+    table = pa.Table.from_pandas(frame)
+    for name in ("one", "two"):
+        frame.to_parquet(tmp_path / f"{name}.parquet")
+    for data, labels in (
+        (table, [100, 102, 104]),
+        (tmp_path / "one.parquet", [100, 102, 104]),
+        (table.filter([True, False, True]), [0, 1]),
+        (tmp_path, [*range(6)]),
+        (ds.dataset(table), [0, 1, 2]),
+    ):
+        assert pd.concat(batches_of(data, InferOptions(2))).index.tolist() == labels
 
 
 def test_a_frame_without_columns_has_its_index() -> None:
@@ -384,7 +406,8 @@ def test_nan_is_no_null_and_numbers_are_not_copied() -> None:
 @pytest.mark.parametrize("mix", ["numbers", "all", "interleaved", "text"])
 def test_a_batch_has_the_values_of_the_frame_in_its_own_memory(mix: str, annotation: type) -> None:
     n_rows = 30
-    frame = pd.DataFrame({f"x{n}": np.arange(n_rows, dtype="f4") + n for n in range(5)})
+    labels = np.arange(n_rows, 0, -1)
+    frame = pd.DataFrame({f"x{n}": np.arange(n_rows, dtype="f4") + n for n in range(5)}, labels)
     if mix != "numbers":
         for place in (0, 3) if mix == "interleaved" else (5,):
             frame.insert(place, f"n{place}", np.arange(n_rows) * place)
@@ -408,6 +431,7 @@ def test_a_batch_has_the_values_of_the_frame_in_its_own_memory(mix: str, annotat
     assert sent(chunk).equals(before)
     if annotation is pd.DataFrame:
         pd.testing.assert_frame_equal(pd.concat(held), frame)
+        assert not any(np.shares_memory(batch.index, labels) for batch in held)
     elif annotation is np.ndarray:
         numbers = frame.select_dtypes("number").to_numpy()
         assert np.concatenate(held).tolist() == numbers.tolist()

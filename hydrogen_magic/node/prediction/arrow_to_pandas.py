@@ -9,7 +9,9 @@ several made together.
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator, Sequence
+import functools
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -33,7 +35,7 @@ def nullable_dtype(kind: pa.DataType) -> Any:
 
 
 def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
-    """Return rows as a DataFrame whose index counts the rows of the frame.
+    """Return rows as a DataFrame; ``first_row``: number of the first one, see :func:`index_of`.
 
     Integers and booleans with nulls get nullable dtypes, and are Python objects inside nested types:
     floats would change their values, and their dtype would differ between batches. Nested types with times in
@@ -45,7 +47,10 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
         return _of_blocks(rows, first_row)
     rows = plain_rows(rows)
     frame = pa.Table.from_batches([rows]).to_pandas(use_threads=False)
-    for place, (field, column) in enumerate(_columns(rows)):
+    in_index = {level.get("column") for level in _stored_levels(rows.schema)[0]}
+    both = zip(rows.schema, rows.columns, strict=True)
+    own = ((field, column) for field, column in both if field.name not in in_index)
+    for place, (field, column) in enumerate(own):
         if isinstance(field.type, pa.FixedShapeTensorType):
             cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
@@ -56,8 +61,7 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
             frame.isetitem(place, with_zone(frame.iloc[:, place], column))
         elif column.null_count and nullable_dtype(field.type) is not None:
             frame.isetitem(place, column.to_pandas(types_mapper=nullable_dtype).array)
-    if isinstance(frame.index, pd.RangeIndex):
-        frame.index = pd.RangeIndex(first_row, first_row + len(frame))
+    frame.index = index_of(rows, first_row)
     return frame
 
 
@@ -71,15 +75,6 @@ def with_zone(categories: Any, column: pa.Array) -> Any:
     import pandas as pd
 
     return categories.cat.rename_categories(pd.Index(column.dictionary.to_pandas()))
-
-
-def _columns(rows: pa.RecordBatch) -> Iterator[tuple[pa.Field, pa.Array]]:
-    """Yield the columns of a DataFrame that is made of ``rows``: without those that become its index."""
-    index = (rows.schema.pandas_metadata or {}).get("index_columns", ())
-    in_index = {name for name in index if isinstance(name, str)}
-    for field, column in zip(rows.schema, rows.columns, strict=True):
-        if field.name not in in_index:
-            yield field, column
 
 
 def part(frame: Any, start: int, stop: int) -> Any:
@@ -110,6 +105,67 @@ def has_inexact_items(column: pa.Array) -> bool:
         (array.null_count and nullable_dtype(array.type) is not None) or has_inexact_items(array)
         for array in parts_of(column)
     )
+
+
+# ── the index ────────────────────────────────────────────────────────────────────────────────────
+
+
+def index_of(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
+    """Return the index of rows; it counts them from ``first_row`` on if the frame has no other one."""
+    import pandas as pd
+
+    if isinstance(rows, BlockRows):
+        names = rows.layout.index
+        levels = _columns(rows.levels)
+    else:
+        stored, metadata = _stored_levels(rows.schema)
+        names = [level["name"] for level in stored]
+        in_rows = [level["column"] for level in stored if "column" in level]
+        columns = iter(_columns(rows.select(in_rows).replace_schema_metadata(metadata)))
+        ends = first_row, first_row + rows.num_rows
+        levels = [next(columns) if "column" in each else _range(each, *ends) for each in stored]
+    if not levels:
+        return pd.RangeIndex(first_row, first_row + rows.num_rows)
+    # With its dtype: pandas would infer one from objects.
+    levels = [pd.Index(level, dtype=level.dtype) for level in levels]
+    if len(levels) == 1:
+        return levels[0].rename(names[0])
+    return pd.MultiIndex.from_arrays(levels, names=names)
+
+
+def _columns(rows: pa.RecordBatch) -> list[Any]:
+    if not rows.num_columns:
+        return []
+    frame = whole(rows, 0)
+    return [frame.iloc[:, place] for place in range(rows.num_columns)]
+
+
+def _range(stored: Mapping[str, int], first_row: int, end: int) -> Any:
+    """Return these rows of a RangeIndex."""
+    import pandas as pd
+
+    start, step = stored["start"], stored["step"]
+    return pd.RangeIndex(start + first_row * step, start + end * step, step)
+
+
+def _stored_levels(schema: pa.Schema) -> tuple[list[dict[str, Any]], dict[bytes, bytes]]:
+    """Return the levels of the index in the metadata of pandas, and metadata for their columns alone."""
+    stored, metadata = _read_metadata((schema.metadata or {}).get(b"pandas", b"{}"))
+    names = {None, *schema.names}
+    return [level for level in stored if level.get("column") in names], metadata
+
+
+@functools.lru_cache(maxsize=4)
+def _read_metadata(pandas: bytes) -> tuple[list[dict[str, Any]], dict[bytes, bytes]]:
+    """Return the levels of the index, which have a name and a column or a range, and other metadata."""
+    found = json.loads(pandas)
+    names = {each.get("field_name"): each["name"] for each in found.get("columns", ())}
+    levels = [
+        {"name": names.get(level, level), "column": level} if isinstance(level, str) else level
+        for level in found.get("index_columns", ())
+    ]
+    without = {**found, "index_columns": [], "column_indexes": []}
+    return levels, {b"pandas": json.dumps(without).encode()}
 
 
 # ── numbers of one type ──────────────────────────────────────────────────────────────────────────
@@ -162,7 +218,7 @@ def _of_blocks(rows: BlockRows, first_row: int) -> Any:
     """Return rows as a DataFrame that shares the memory of their blocks."""
     import pandas as pd
 
-    index = rows.index(first_row)
+    index = index_of(rows, first_row)
     parts = [pd.DataFrame(block, index=index, copy=False) for block in rows.blocks]
     if len(rows.layout.others) or not parts:
         others = rows.table.select(range(len(rows.layout.others)))

@@ -77,17 +77,10 @@ class BlockRows:
     table: Any = field(repr=False)
     """The other columns and the index, as a ``pyarrow.Table``."""
 
-    def index(self, first_row: int) -> Any:
-        """Return the index of the frame's rows; ``first_row``: number of the first one."""
-        import pandas as pd
-
-        names = self.layout.index
-        if not names:
-            return pd.RangeIndex(first_row, first_row + self.num_rows)
-        levels = [each.to_pandas() for each in self.table.columns[len(self.layout.others) :]]
-        if len(levels) == 1:
-            return pd.Index(levels[0]).rename(names[0])
-        return pd.MultiIndex.from_arrays(levels, names=names)
+    @property
+    def levels(self) -> pa.RecordBatch:
+        """The levels of the index."""
+        return one_batch(self.table.select(self.table.column_names[len(self.layout.others) :]))
 
     @property
     def schema(self) -> pa.Schema:

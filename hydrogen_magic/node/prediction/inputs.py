@@ -52,7 +52,8 @@ class BatchConverter:
             rows = rows.to_batch()
         found = self._numbers(rows)
         if found is not None:
-            return arrow_to_pandas.numbers(found[0], _index_of(rows, first_row), bounds, found[1])
+            index = arrow_to_pandas.index_of(rows, first_row)
+            return arrow_to_pandas.numbers(found[0], index, bounds, found[1])
         begin, end = bounds[0][0], bounds[-1][1]
         rows, first_row = rows.slice(begin, end - begin), first_row + begin
         own = copied(rows) if self._kind in _SHARING else rows
@@ -97,14 +98,6 @@ class BatchConverter:
             return _CONVERSIONS[self._kind](part)
         convert = _FOR_MODULES.get(self._kind, _CONVERSIONS[self._kind])
         return ModuleInput(self._module).moved(convert(part))
-
-
-def _index_of(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
-    if isinstance(rows, BlockRows):
-        return rows.index(first_row)
-    import pandas as pd
-
-    return pd.RangeIndex(first_row, first_row + rows.num_rows)
 
 
 def _cut(value: Any, start: int, stop: int) -> Any:
