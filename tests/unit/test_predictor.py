@@ -206,6 +206,19 @@ def test_lists_of_one_length_are_a_tensor_and_ragged_ones_say_why_not() -> None:
         run(predict, pa.table({"e": [[1.0], [2.0, 3.0]]}))
 
 
+@pytest.mark.parametrize("kind", [dict[str, np.ndarray], np.ndarray, torch.Tensor])
+@pytest.mark.parametrize(
+    "column",
+    [[LARGE, None], [[LARGE], None], [[LARGE], [None]], [[[LARGE]], [None]], LISTS],
+    ids=str,
+)
+def test_integers_that_nulls_would_round_are_refused(column: list[Any], kind: Any) -> None:
+    if column is LISTS and kind != dict[str, np.ndarray]:
+        return  # lists of different lengths
+    with pytest.raises(InferError, match=r"'ids' is int64 with nulls.* that no float can hold"):
+        run(taking(kind, len), pa.table({"ids": column}))
+
+
 def test_a_module_gets_floats_where_its_parameters_are_and_leaves_training() -> None:
     module = torch.nn.Sequential(torch.nn.Dropout(0.9), torch.nn.Linear(2, 1)).double()
     found = run(module, frame())

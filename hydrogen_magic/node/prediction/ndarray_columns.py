@@ -12,7 +12,12 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from hydrogen_magic.errors import InferError
-from hydrogen_magic.node.prediction.arrow_types import family, has_fine_times, is_list_of_numbers
+from hydrogen_magic.node.prediction.arrow_types import (
+    arrays_inside,
+    family,
+    has_fine_times,
+    is_list_of_numbers,
+)
 
 
 def array_of(column: pa.Array, name: str) -> Any:
@@ -28,7 +33,10 @@ def array_of(column: pa.Array, name: str) -> Any:
         return array_of(column.dictionary_decode(), name)
     if is_list_of_numbers(kind):
         array = _rectangular(column, name)
-        return column.to_numpy(zero_copy_only=False) if array is None else array
+        if array is not None:
+            return array
+        _check_items(column, name)
+        return column.to_numpy(zero_copy_only=False)
     if pa.types.is_integer(kind) and column.null_count:
         return _as_floats(column, name)
     if has_fine_times(kind):
@@ -37,6 +45,14 @@ def array_of(column: pa.Array, name: str) -> Any:
         # Arrow's to_numpy makes floats of integers beside a null in a struct or a map.
         return column.to_pandas(integer_object_nulls=True).to_numpy()
     return column.to_numpy(zero_copy_only=False)
+
+
+def _check_items(column: pa.Array, name: str) -> None:
+    """Raise InferError for lists with nulls among their integers, if no floats can hold these."""
+    for items in arrays_inside(column):
+        if pa.types.is_integer(items.type) and items.null_count:
+            _as_floats(items, name)
+        _check_items(items, name)
 
 
 def _has_parts(kind: pa.DataType) -> bool:
@@ -115,7 +131,7 @@ def _rectangular(column: pa.Array, name: str) -> Any:
     if flat is None:
         return None
     rows = flat.reshape(len(present), length, *flat.shape[1:])
-    return _with_null_rows(rows, column) if column.null_count else rows
+    return _with_null_rows(rows, column, name) if column.null_count else rows
 
 
 def _common_length(column: pa.Array) -> int | None:
@@ -134,8 +150,10 @@ def _of_tensors(column: pa.Array, name: str) -> Any:
     return array.transpose(0, *(axis + 1 for axis in permutation))
 
 
-def _with_null_rows(rows: Any, column: pa.Array) -> Any:
+def _with_null_rows(rows: Any, column: pa.Array, name: str) -> Any:
     """Return the ``rows`` that are not null among rows of NaN."""
+    if rows.dtype.kind in "iu":
+        rows = _as_floats(pa.array(rows.ravel()), name).reshape(rows.shape)
     dtype = rows.dtype if rows.dtype.kind == "f" else np.float64
     array = np.full((len(column), *rows.shape[1:]), np.nan, dtype=dtype)
     array[column.is_valid().to_numpy(zero_copy_only=False)] = rows
