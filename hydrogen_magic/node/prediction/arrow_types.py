@@ -155,23 +155,35 @@ def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
 def plain(array: pa.Array) -> pa.Array:
     """Return the same values in a type that PyArrow and Polars convert exactly; most arrays as they are.
 
-    Without views of lists, runs, booleans of a byte, and dictionaries inside nested types: integers with
-    nulls in these would become floats for pandas.
+    Without views, runs, booleans of a byte, dictionaries inside nested types, and dictionaries of nulls or of
+    nested values: for pandas, integers with nulls in these would become floats; and PyArrow cannot
+    filter views, and cannot unify such dictionaries.
     """
-    kind = _plain_type(array.type)
-    # By way of Python: casts of views lose items, and not all of these types have a cast.
-    return array if kind == array.type else pa.array(array.to_pylist(), kind)
+    kind = array.type
+    if pa.types.is_dictionary(kind):
+        is_plain = family(kind.value_type) not in ("null", "other", *NESTED)
+        has_null = array.dictionary.null_count > 0
+        return array if is_plain and not has_null else plain(array.dictionary_decode())
+    wanted = _plain_type(kind)
+    if wanted == kind:
+        return array
+    if family(kind) in ("text", "bytes"):
+        return array.cast(wanted)
+    # By way of Python: casts of views of lists lose items, and not all of these types have a cast.
+    return pa.array(array.to_pylist(), wanted)
 
 
-def _plain_type(kind: pa.DataType, is_part: bool = False) -> pa.DataType:
+def _plain_type(kind: pa.DataType) -> pa.DataType:
     if isinstance(kind, pa.Bool8Type):
         return pa.bool_()
-    if pa.types.is_run_end_encoded(kind) or (is_part and pa.types.is_dictionary(kind)):
-        return _plain_type(kind.value_type, is_part)
-    if not kind.num_fields:
-        return kind
+    if pa.types.is_run_end_encoded(kind) or pa.types.is_dictionary(kind):
+        return _plain_type(kind.value_type)
+    if pa.types.is_string_view(kind):
+        return pa.large_string()
+    if pa.types.is_binary_view(kind):
+        return pa.large_binary()
     if pa.types.is_list_view(kind):
-        return pa.list_(_plain_type(kind.value_type, True))
+        return pa.list_(_plain_type(kind.value_type))
     if pa.types.is_large_list_view(kind):
-        return pa.large_list(_plain_type(kind.value_type, True))
-    return with_parts(kind, lambda part: _plain_type(part, True)) or kind
+        return pa.large_list(_plain_type(kind.value_type))
+    return (with_parts(kind, _plain_type) if kind.num_fields else None) or kind

@@ -30,10 +30,6 @@ _NO_VALUE = {b"hydrogen_magic": b"no value"}
 """Metadata of a column of missing values, or of NaN alone, so far."""
 
 
-_WITHOUT_VIEWS = {pa.string_view(): pa.large_string(), pa.binary_view(): pa.large_binary()}
-"""Types for the same values that Arrow casts to others of their family."""
-
-
 class MisfitError(Exception):
     """An output does not fit; the caller adds which rows it was for."""
 
@@ -158,7 +154,6 @@ def check_columns(known: list[str], found: list[str], *, are_declared: bool = Fa
 
 def _joined_type(known: pa.DataType, found: pa.DataType) -> pa.DataType | None:
     """Return the narrowest type for the values of both, None if there is none."""
-    known, found = (_WITHOUT_VIEWS.get(kind, kind) for kind in (known, found))
     kinds = family(known), family(found)
     if known == found or kinds[1] == "null":
         return known
