@@ -232,6 +232,7 @@ EVERY_DTYPE = pd.DataFrame(
         "category": pd.Categorical([*"ab" * 8, None], categories=list("bca"), ordered=True),
         "days": pd.Categorical([*pd.date_range("2020-03-28", periods=N, tz="Europe/Berlin")]),
         "arrow": pd.array(range(N), pd.ArrowDtype(pa.int32())),
+        "arrow nulls": pd.array([None, *range(N - 1)], pd.ArrowDtype(pa.int64())),
         "arrow time": pd.array([None] * N, pd.ArrowDtype(pa.timestamp("us", "UTC"))),
         "object": pd.Series([b"x", None, *[b"\xff"] * (N - 2)], dtype=object),
         "dates": [dt.date(2020, 1, 1)] * N,

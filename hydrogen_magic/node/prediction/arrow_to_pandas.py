@@ -47,6 +47,8 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
         return _of_blocks(rows, first_row)
     rows = plain_rows(rows)
     frame = pa.Table.from_batches([rows]).to_pandas(use_threads=False)
+    # Other dtypes are those of the frame, which its metadata restores.
+    is_numpy = [isinstance(dtype, np.dtype) for dtype in frame.dtypes]
     in_index = {level.get("column") for level in _stored_levels(rows.schema)[0]}
     both = zip(rows.schema, rows.columns, strict=True)
     own = ((field, column) for field, column in both if field.name not in in_index)
@@ -59,7 +61,7 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
             frame.isetitem(place, cells)
         elif has_zoned_categories(field.type):
             frame.isetitem(place, with_zone(frame.iloc[:, place], column))
-        elif column.null_count and nullable_dtype(field.type) is not None:
+        elif column.null_count and is_numpy[place] and nullable_dtype(field.type) is not None:
             frame.isetitem(place, column.to_pandas(types_mapper=nullable_dtype).array)
     frame.index = index_of(rows, first_row)
     return frame
