@@ -483,12 +483,14 @@ def test_types_of_jax_that_arrow_lacks(kind: str, expected: pa.DataType) -> None
 
 def test_an_embedding_is_one_column() -> None:
     def predict(batch: np.ndarray) -> Any:
-        return {"e": np.repeat(batch[:, :1], 4, axis=1).reshape(-1, 2, 2).squeeze(), "version": "a"}
+        pairs = np.repeat(batch[:, :1], 4, axis=1).reshape(-1, 2, 2).squeeze()
+        return {"e": pairs, "version": "a", "empty": np.zeros((len(batch), 2, 0))}
 
     found = run(predict, frame())
     assert found.schema.field("e").type == pa.list_(pa.list_(pa.float64(), 2), 2)
     assert found["e"].to_pylist() == [[[n, n], [n, n]] for n in range(10)]
     assert set(found["version"].to_pylist()) == {"a"}
+    assert found["empty"].to_pylist() == [[[], []]] * 10
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import datetime as dt
+import math
 import numbers
 import sys
 from collections.abc import Iterable
@@ -159,9 +160,8 @@ def _of_numpy(value: Any, n_rows: int, field: pa.Field | None) -> pa.Array:
         return _of_objects(list(array), field, is_pandas=True)
     mask = np.ma.getmaskarray(array).ravel() if isinstance(array, np.ma.MaskedArray) else None
     result = pa.array(_supported(_copied(array).ravel()), mask=mask)
-    for size in reversed(array.shape[1:]):
-        length = len(result) // size if size else array.shape[0]
-        kind = pa.list_(result.type, size)
+    for axis in range(array.ndim - 1, 0, -1):
+        kind, length = pa.list_(result.type, array.shape[axis]), math.prod(array.shape[:axis])
         result = pa.FixedSizeListArray.from_buffers(kind, length, [None], children=[result])
     return result
 
