@@ -11,6 +11,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +23,7 @@ from pyarrow.fs import LocalFileSystem
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference import pandas_metadata
-from hydrogen_magic.inference.parquet_result import Layout, ParquetResult
+from hydrogen_magic.inference.parquet_result import Layout, ParquetResult, ResultFile
 from hydrogen_magic.node import data_files
 from hydrogen_magic.node.data_files import AnyPath, DataFiles
 from hydrogen_magic.node.prediction import chunking
@@ -84,16 +85,15 @@ class FileSource:
         in_folders = {name for name in self.schema.names if name not in in_files}
         keeps_folders = in_folders <= set(kept)
         written = [name for name in kept if not keeps_folders or name not in in_folders]
-        metadata = pandas_metadata.of_kept(self.schema, kept)
-        own = pa.schema([self.schema.field(name) for name in written], metadata=metadata)
+        own = pa.schema([self.schema.field(name) for name in written])
 
         def order(predicted: Sequence[str]) -> list[str]:
             in_result = {*written, *predicted}
             return [n for n in options.order(self.schema.names, predicted) if n in in_result]
 
-        return ParquetResult(self._layout(keeps_folders), own, order, self._presented)
+        return ParquetResult(self._layout(kept, keeps_folders), own, order, self._presented)
 
-    def _layout(self, keeps_folders: bool) -> Layout:
+    def _layout(self, kept: list[str], keeps_folders: bool) -> Layout:
         """Return the files of the result: one for each file of the data, with as many rows."""
         found = self._found
         target = self._target or _default_target(found, is_list=self._is_list)
@@ -111,9 +111,16 @@ class FileSource:
                 f"{target} is among the data {found.pattern_text}, so the next run would read it:"
                 " choose another path with --out"
             )
-        n_rows = (file.n_rows for file in self._files)
-        files = tuple(zip(names, n_rows, strict=True))
+        files = tuple(
+            ResultFile(name, file.n_rows, partial(self._metadata, file, kept))
+            for name, file in zip(names, self._files, strict=True)
+        )
         return Layout(target, found.is_single, files, is_chosen=self._target is not None)
+
+    def _metadata(self, file: _File, kept: list[str]) -> dict[bytes, bytes] | None:
+        """Return that of the result of a file."""
+        metadata = file.fragment.physical_schema.metadata
+        return pandas_metadata.of_kept(self.schema.with_metadata(metadata), kept)
 
     def _presented(self, path: Path) -> str | Path:
         """Return the path of the result in the form of the path that was passed."""

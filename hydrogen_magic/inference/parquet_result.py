@@ -17,7 +17,7 @@ import shutil
 import weakref
 import zlib
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -39,14 +39,24 @@ _NO_LINKS = (errno.EPERM, errno.ENOTSUP, errno.ENOSYS, errno.EMLINK)
 
 
 @dataclass(frozen=True)
+class ResultFile:
+    """A file of a result."""
+
+    name: Path
+    """Below the target."""
+    n_rows: int
+    metadata: Callable[[], Mapping[Any, Any] | None] = lambda: None
+    """Returns that of its schema, such as the index of pandas."""
+
+
+@dataclass(frozen=True)
 class Layout:
     """The files of a result."""
 
     target: Path
     """The file, or the folder of all files."""
     is_single: bool
-    files: tuple[tuple[Path, int], ...]
-    """Name below the target and number of rows of each."""
+    files: tuple[ResultFile, ...]
     is_chosen: bool
     """Whether the user has chosen the target; then another name is not possible."""
 
@@ -56,7 +66,7 @@ class Layout:
         if self.is_chosen and self.is_single and target.is_dir():
             raise InferError(
                 f"{target} is a folder, but the result of a file is a file: choose a path such as"
-                f" {target / self.files[0][0]}"
+                f" {target / self.files[0].name}"
             )
         if self.is_chosen and os.path.lexists(target):
             raise InferError(
@@ -115,7 +125,7 @@ class ParquetResult:
     def begin(self, schema: pa.Schema) -> None:
         fields = {field.name: field for field in (*self._own, *schema)}
         ordered = [fields[name] for name in self._order(schema.names)]
-        whole = pa.schema(ordered, metadata=self._own.metadata)
+        whole = pa.schema(ordered)
         _check_types(whole)
         waiting = {row: fit_table(table, whole) for row, table in self._waiting.items()}
         if self._files is None:
@@ -141,7 +151,7 @@ class ParquetResult:
         if self._files is None:
             self.begin(pa.schema([]))
         assert self._files is not None
-        n_rows = sum(n for _, n in self._layout.files)
+        n_rows = sum(file.n_rows for file in self._layout.files)
         if self._waiting or self._next_row != n_rows:
             self.abort()
             last_row = min(self._waiting, default=n_rows) - 1
@@ -161,7 +171,7 @@ class ParquetResult:
             self._files.write(table)
             self._next_row = first_row + table.num_rows
         self._waiting.clear()
-        self._files.skip(sum(n for _, n in self._layout.files) - self._next_row)
+        self._files.skip(sum(file.n_rows for file in self._layout.files) - self._next_row)
         return self._present(self._files.commit(is_partial=True))
 
     def abort(self) -> None:
@@ -224,8 +234,10 @@ class _UnfinishedFiles:
         old = path.with_name(f"{path.name}.old")
         path.rename(old)
         try:
-            writer = pq.ParquetWriter(path, self._schema)
             with pq.ParquetFile(old) as file:
+                writer = pq.ParquetWriter(
+                    path, self._schema.with_metadata(file.schema_arrow.metadata)
+                )
                 for number in range(file.num_row_groups):
                     group = file.read_row_group(number)
                     writer.write_table(fit_table(group, self._schema), group.num_rows)
@@ -269,10 +281,11 @@ class _UnfinishedFiles:
         """Open the next file that gets rows, and write those before it that get none."""
         while self._n_missing == 0 and self._next_files:
             self._close()
-            name, self._n_missing = self._next_files.popleft()
-            path = self._part if self._layout.is_single else self._part / name
+            file = self._next_files.popleft()
+            self._n_missing = file.n_rows
+            path = self._part if self._layout.is_single else self._part / file.name
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._writer = pq.ParquetWriter(path, self._schema)
+            self._writer = pq.ParquetWriter(path, self._schema.with_metadata(file.metadata()))
             self._written.append(path)
 
     def _write_group(self) -> None:

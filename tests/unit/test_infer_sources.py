@@ -962,6 +962,26 @@ def test_what_pandas_wrote_is_read_by_pandas(tmp_path: Path) -> None:
     assert done["n"].tolist() == [1.5] * 3
 
 
+def test_each_file_of_a_folder_keeps_its_own_index(tmp_path: Path) -> None:
+    """Also if it is written again, since a later one has a wider type."""
+    frames = [pd.DataFrame({"x": range(n, n + 10)}, pd.RangeIndex(n, n + 10)) for n in (5, 20)]
+    data = tmp_path / "data"
+    data.mkdir()
+    for number, frame in enumerate(frames):
+        frame.to_parquet(data / f"{number}.parquet")
+    source = sources.source(data)
+    result = source.result(ALL)
+    (chunk,) = source.chunks(20)
+    for first_row, kind in ((0, pa.int64()), (10, pa.float64())):
+        result.begin(pa.schema({"n": kind}))
+        rows = chunk.slice(first_row, 10)
+        result.put(first_row, pa.table({"n": pa.array([1] * 10, kind)}), rows)
+    done = result.finish()
+    for number, frame in enumerate(frames):
+        found = pd.read_parquet(done / f"{number}.parquet")
+        pd.testing.assert_frame_equal(found, frame.assign(n=1.0))
+
+
 def test_other_metadata_than_that_of_pandas_stays(tmp_path: Path) -> None:
     table = pa.Table.from_pandas(pd.DataFrame({"a": pd.Categorical(list("aba")), "b": [1, 2, 3]}))
     table = table.replace_schema_metadata({**table.schema.metadata, b"geo": b"{}"})

@@ -27,7 +27,7 @@ from hydrogen_magic.inference import fingerprints, gang, sources
 from hydrogen_magic.inference.chunk_queue import Chunk, ChunkQueue
 from hydrogen_magic.inference.dispatcher import _MAX_GAPS, Dispatcher
 from hydrogen_magic.inference.kept_parts import KeptAnswer
-from hydrogen_magic.inference.parquet_result import Layout, ParquetResult
+from hydrogen_magic.inference.parquet_result import Layout, ParquetResult, ResultFile
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
 from tests import infer_ranks
@@ -614,7 +614,8 @@ def test_a_stop_lists_the_first_missing_rows_and_counts_the_others(n_more: int, 
 
 def test_finished_rows_after_the_end_of_the_files_are_refused(tmp_path: Path) -> None:
     """Rows were appended to a text file during the run; the ones before them are not done."""
-    layout = Layout(tmp_path / "rows.parquet", True, ((Path("rows"), 10),), is_chosen=True)
+    files = (ResultFile(Path("rows"), 10),)
+    layout = Layout(tmp_path / "rows.parquet", True, files, is_chosen=True)
     result = ParquetResult(layout, pa.schema([]), list, lambda path: path)
     result.begin(DOUBLES)
     result.put(12, pa.table({"y": [1.0]}), pa.table({"x": [12]}))
