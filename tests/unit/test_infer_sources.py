@@ -818,6 +818,10 @@ def test_text_files_give_parquet_files(tmp_path: Path) -> None:
     write(tmp_path / "rows.csv.parquet", 0, 3)
     found = pq.read_table(predicted(tmp_path / "rows.csv.parquet", counted))
     assert found["a"].to_pylist() == [0, 1, 2]
+    lines = [f"first line of {number}\nsecond line" for number in range(60_000)]
+    (tmp_path / "lines.csv").write_text("a\n" + "".join(f'"{text}"\n' for text in lines))
+    found = pq.read_table(predicted(tmp_path / "lines.csv", counted, batch_size=10_000))
+    assert found["a"].to_pylist() == lines, "of more than one block"
     (tmp_path / "drifts.csv").write_text("a\n" + "1\n" * 800_000 + "x\n")
     with pytest.raises(InferError, match=r"drifts\.csv has rows that cannot be read .*types"):
         predicted(tmp_path / "drifts.csv", counted, batch_size=100_000)
