@@ -49,10 +49,7 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
     frame = pa.Table.from_batches([rows]).to_pandas(use_threads=False)
     # Other dtypes are those of the frame, which its metadata restores.
     is_numpy = [isinstance(dtype, np.dtype) for dtype in frame.dtypes]
-    in_index = {level.get("column") for level in _stored_levels(rows.schema)[0]}
-    both = zip(rows.schema, rows.columns, strict=True)
-    own = ((field, column) for field, column in both if field.name not in in_index)
-    for place, (field, column) in enumerate(own):
+    for place, (field, column) in enumerate(_columns(rows)):
         if isinstance(field.type, pa.FixedShapeTensorType):
             cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
@@ -65,6 +62,14 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
             frame.isetitem(place, column.to_pandas(types_mapper=nullable_dtype).array)
     frame.index = index_of(rows, first_row)
     return frame
+
+
+def _columns(rows: pa.RecordBatch) -> Iterator[tuple[pa.Field, pa.Array]]:
+    """Yield the columns of a DataFrame that is made of ``rows``: without those that become its index."""
+    in_index = {level.get("column") for level in _stored_levels(rows.schema)[0]}
+    for field, column in zip(rows.schema, rows.columns, strict=True):
+        if field.name not in in_index:
+            yield field, column
 
 
 def has_zoned_categories(kind: pa.DataType) -> bool:
@@ -118,12 +123,12 @@ def index_of(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
 
     if isinstance(rows, BlockRows):
         names = rows.layout.index
-        levels = _columns(rows.levels)
+        levels = _series(rows.levels)
     else:
         stored, metadata = _stored_levels(rows.schema)
         names = [level["name"] for level in stored]
         in_rows = [level["column"] for level in stored if "column" in level]
-        columns = iter(_columns(rows.select(in_rows).replace_schema_metadata(metadata)))
+        columns = iter(_series(rows.select(in_rows).replace_schema_metadata(metadata)))
         ends = first_row, first_row + rows.num_rows
         levels = [next(columns) if "column" in each else _range(each, *ends) for each in stored]
     if not levels:
@@ -135,7 +140,7 @@ def index_of(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
     return pd.MultiIndex.from_arrays(levels, names=names)
 
 
-def _columns(rows: pa.RecordBatch) -> list[Any]:
+def _series(rows: pa.RecordBatch) -> list[Any]:
     if not rows.num_columns:
         return []
     frame = whole(rows, 0)
