@@ -403,7 +403,7 @@ def test_a_ranks_part_of_an_optimizers_state_is_refused(tmp_path: Path) -> None:
     gang = ended(hm.launch(checkpoints.parts_of_optimizers, str(tmp_path), np=2, gpu=False))
     gang.raise_for_state()
     of_fsdp, of_zero, of_zero_3 = gang.results[0]
-    assert "`state['optimizer']['state'][0]['exp_avg_sq']` (torch.Tensor) cannot be " in of_fsdp
+    assert "`state['optimizer']['state'][0]['exp_avg']` (torch.Tensor) cannot be " in of_fsdp
     assert "call `get_state_dict(model, opt)` of torch.distributed.checkpoint.state_dict" in of_fsdp
     assert (
         "`state['optimizer']['weights'][0]` (torch.Tensor) cannot be saved: DeepSpeed's" in of_zero

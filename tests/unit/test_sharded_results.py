@@ -5,12 +5,18 @@ from __future__ import annotations
 import functools
 import io
 import pickle
+import re
 import sys
-from types import MethodType, ModuleType
+from collections import UserDict
+from contextlib import nullcontext
+from pathlib import Path
+from types import MethodType, ModuleType, SimpleNamespace
 
 import pytest
 
+import hydrogen_magic as hm
 from hydrogen_magic.core.messages import SessionCell
+from hydrogen_magic.node.worker import rank_parts, sharded_checkpoint
 from hydrogen_magic.node.worker.result_pickler import ResultPickler
 from hydrogen_magic.node.worker.sharded_checkpoint import is_sharded
 from hydrogen_magic.node.worker.unsharding import Gathering
@@ -23,6 +29,8 @@ PICKLER = functools.partial(ResultPickler, shared={}, originals={})
 
 class Sharded:
     """Stands for ``DTensor``."""
+
+    __torch_function__ = None
 
 
 @pytest.fixture(autouse=True)
@@ -38,6 +46,43 @@ def gathering() -> Gathering:
 def test_there_are_none_without_their_class() -> None:
     assert not gathering().concerns("model", {"weight": Sharded()})
     assert not is_sharded({"weight": Sharded()})
+
+
+@pytest.mark.parametrize("rank", [0, 1])
+@pytest.mark.parametrize(
+    ("state", "place"),
+    [
+        (SimpleNamespace(w=Sharded()), "state.w"),
+        (UserDict({"w": [Sharded()]}), "state.data['w'][0]"),
+    ],
+)
+def test_a_checkpoint_of_rank_0_refuses_sharded_tensors_inside_of_objects(
+    rank: int, state: object, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(sys.modules[HOME], "DTensor", Sharded, raising=False)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    monkeypatch.setenv("RANK", str(rank))
+    refused = pytest.raises(TypeError, match=rf"`{re.escape(place)}` .* pass a dict of state dicts")
+    with refused if rank == 0 else nullcontext():
+        hm.checkpoint.save(state, tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize("key", ["object", "tuple"])
+def test_a_sharded_checkpoint_refuses_what_torch_pickles_on_rank_0(
+    key: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    optimizer = SimpleNamespace(w=Sharded(), state_dict=dict, load_state_dict=dict)
+    state = {"sharded": {"w": Sharded()}, "by its state_dict()": optimizer}
+    hidden = {"object": SimpleNamespace(w=Sharded()), "tuple": (Sharded(), 1)}
+    monkeypatch.undo()  # torch's modules import each other
+    pytest.importorskip("torch.distributed.checkpoint")
+    monkeypatch.setattr(sys.modules[HOME], "DTensor", Sharded)
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    rank_parts.refuse_parts(state, sharded_checkpoint._pickled_tensors(state))
+    state |= {key: hidden[key]}
+    with pytest.raises(TypeError, match=rf"`state\['{key}'\].* cannot be saved: it is sharded"):
+        rank_parts.refuse_parts(state, sharded_checkpoint._pickled_tensors(state))
 
 
 @pytest.mark.parametrize(

@@ -44,8 +44,8 @@ def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
             the gang's end, so that a new run of the cell continues from it. None: the gang's own.
 
     Raises:
-        TypeError: Something in ``state`` cannot be saved, or is a rank's part of an optimizer's state
-            (FSDP1, DeepSpeed's ZeRO); it is named.
+        TypeError: Something in ``state`` cannot be saved, is a sharded tensor outside of dicts, or is a
+            rank's part of an optimizer's state (FSDP1, DeepSpeed's ZeRO); it is named.
         OSError: It cannot be written: the disk is full, the folder is not writable.
         RuntimeError: The state is sharded and not all ranks share the folder, or there is no folder.
 
@@ -62,7 +62,7 @@ def save(state: Any, folder: str | os.PathLike[str] | None = None) -> None:
         sharded_checkpoint.save(state, place.folder)
         return
     if api.rank() == 0:
-        rank_parts.refuse_parts(state, sharded_checkpoint.leaves(state))
+        rank_parts.refuse_parts(state, checkpoint_files.tensors_in(state))
         checkpoint_files.save(state, place.folder)
         if place.is_carried:
             _process.on_save(checkpoint_files.NAME)

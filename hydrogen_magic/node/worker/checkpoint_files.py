@@ -17,7 +17,8 @@ import re
 import secrets
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
@@ -254,20 +255,33 @@ def _room(folder: Path) -> str:
         return ""
 
 
-class _Tracer(pickle.Pickler):
-    """Discards its output and remembers the last object it visited."""
+def tensors_in(state: Any) -> Iterator[Any]:
+    """Yield the tensors that pickling ``state`` meets, also those inside of objects."""
+    tracer = _Tracer()
+    with suppress(Exception):  # saving reports it
+        tracer.dump(state)
+    yield from tracer.tensors
 
-    last: Any = None
+
+class _Tracer(pickle.Pickler):
+    """Discards its output and remembers the tensors, and the last object it visited."""
+
+    def __init__(self) -> None:
+        super().__init__(NullFile(), pickle.HIGHEST_PROTOCOL, buffer_callback=lambda buffer: None)
+        self.last: Any = None
+        self.tensors: list[Any] = []
 
     def persistent_id(self, obj: Any) -> Any:
         self.last = obj
-        # Their data would only take time; they do not make pickling fail.
-        return "tensor" if hasattr(type(obj), "__torch_function__") else None
+        if not hasattr(type(obj), "__torch_function__"):
+            return None
+        self.tensors.append(obj)
+        return "tensor"  # its data would only take time, and does not make pickling fail
 
 
 def _why_not(state: Any) -> str:
     """Return which part of ``state`` cannot be pickled, and why; empty if all of it can."""
-    tracer = _Tracer(NullFile(), protocol=pickle.HIGHEST_PROTOCOL)
+    tracer = _Tracer()
     try:
         tracer.dump(state)
     except Exception as error:

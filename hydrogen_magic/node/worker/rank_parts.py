@@ -61,6 +61,11 @@ ZERO_3 = Sharding(
     GATHERED,
     _SAVE_INSTEAD,
 )
+SHARDED = Sharding(
+    "it is sharded, and the parts of other ranks are saved only for tensors in dicts",
+    "call `.full_tensor()` on all ranks, and bring back its result",
+    'pass a dict of state dicts on all ranks, such as {"model": model.state_dict()}',
+)
 
 
 @dataclass(frozen=True)
@@ -101,15 +106,17 @@ def part_of(tensor: Any, parts: Mapping[int, RankPart]) -> RankPart | None:
     return parts.get(address) if address or _is_empty(tensor) else None
 
 
-def refuse_parts(state: Any, leaves: Iterable[Any]) -> None:
-    """Raise TypeError if a tensor among the ``leaves`` of ``state`` is a part, which all ranks would load."""
-    tensor = loaded("torch", "Tensor")
-    parts = of_process() if tensor is not None and api.world_size() > 1 else {}
-    for leaf in leaves if parts else ():
-        part = part_of(leaf, parts) if isinstance(leaf, tensor) else None
+def refuse_parts(state: Any, tensors: Iterable[Any]) -> None:
+    """Raise TypeError if one of the ``tensors`` in ``state`` is a part, which all ranks would load."""
+    is_alone = api.world_size() == 1
+    parts, kinds = ({}, ()) if is_alone else (of_process(), sharded_classes())
+    for tensor in tensors if parts or kinds else ():
+        part = RankPart(tensor, SHARDED) if isinstance(tensor, kinds) else part_of(tensor, parts)
         if part is not None:
-            path = path_to("state", state, leaf)
-            what = f"`{path}` ({describe(leaf)})" if path else f"a {describe(leaf)} in the state"
+            path = path_to("state", state, tensor)
+            what = (
+                f"`{path}` ({describe(tensor)})" if path else f"a {describe(tensor)} in the state"
+            )
             raise TypeError(f"{what} cannot be saved: {part.sharding.why}; {part.sharding.to_save}")
 
 
@@ -127,12 +134,18 @@ def _is_emptied(obj: Any) -> bool:
 
 
 def _is_empty(tensor: Any) -> bool:
-    return tuple(tensor.shape) == (0,)
+    return tuple(getattr(tensor, "shape", ())) == (0,)  # tensor-like objects may have none
 
 
 def dtensor_class() -> Any:
     """Return the class of sharded tensors if its module is imported."""
     return loaded("torch.distributed.tensor", "DTensor")
+
+
+def sharded_classes() -> tuple[Any, ...]:
+    """Return the classes of sharded tensors whose modules are imported: also that of FSDP1."""
+    of_fsdp1 = loaded("torch.distributed._shard.sharded_tensor", "ShardedTensor")
+    return tuple(filter(None, (dtensor_class(), of_fsdp1)))
 
 
 def _zero_optimizer() -> Any:

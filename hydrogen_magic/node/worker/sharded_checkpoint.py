@@ -12,19 +12,16 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.core.library_types import loaded
-from hydrogen_magic.node.worker import api, checkpoint_files
-from hydrogen_magic.node.worker.rank_parts import dtensor_class
+from hydrogen_magic.node.worker import api, checkpoint_files, rank_parts
 
 
 def is_sharded(state: Any) -> bool:
     """Return whether a tensor in ``state`` (dicts, lists, tuples) has parts on several ranks."""
-    of_fsdp1 = loaded("torch.distributed._shard.sharded_tensor", "ShardedTensor")
-    kinds = tuple(filter(None, (dtensor_class(), of_fsdp1)))
-    return bool(kinds) and any(isinstance(leaf, kinds) for leaf in leaves(state))
+    kinds = rank_parts.sharded_classes()
+    return bool(kinds) and any(isinstance(leaf, kinds) for leaf in _leaves(state))
 
 
-def leaves(state: Any) -> Iterator[Any]:
+def _leaves(state: Any) -> Iterator[Any]:
     """Yield what the dicts, lists and tuples in ``state`` contain."""
     todo, seen = [state], set()
     while todo:
@@ -43,6 +40,7 @@ def save(state: Any, folder: Path) -> None:
             f"hm.checkpoint.save() got a {type(state).__name__} with sharded tensors: pass a dict "
             'with names, such as {"model": state_dict}'
         )
+    _on_rank_0(lambda: rank_parts.refuse_parts(state, _pickled_tensors(state)))
     made = folder / _on_rank_0(lambda: checkpoint_files.new_parts(folder).name)
     try:
         _write_parts(state, made)
@@ -55,6 +53,18 @@ def save(state: Any, folder: Path) -> None:
     if problem is not None:
         _discard(made)  # on all ranks: their folders may not be the same
         raise problem
+
+
+def _pickled_tensors(state: dict[str, Any]) -> Iterator[Any]:
+    """Yield the tensors of which rank 0's are saved: all but the sharded ones that torch finds."""
+    from torch.distributed.checkpoint._nested_dict import flatten_state_dict
+    from torch.distributed.checkpoint.stateful import Stateful
+
+    # Of objects with a state_dict(), such as optimizers, torch saves that.
+    others = {key: item for key, item in state.items() if not isinstance(item, Stateful)}
+    values = flatten_state_dict(others)[0].values()  # a tuple may be one of them
+    kinds = rank_parts.sharded_classes()
+    return checkpoint_files.tensors_in([each for each in values if not isinstance(each, kinds)])
 
 
 def _problem_of_commit(made: Path) -> Exception | None:
@@ -114,7 +124,7 @@ def _on_rank_0(action: Callable[[], Any]) -> Any:
     if api.rank() == 0:
         try:
             answer[0] = action()
-        except (OSError, RuntimeError) as error:
+        except Exception as error:  # of any kind: the others wait for an answer
             answer[1] = error
     dist.broadcast_object_list(answer, src=0)
     if answer[1] is not None:
