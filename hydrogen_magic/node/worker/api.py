@@ -74,7 +74,7 @@ def log(step: int | None = None, **metrics: Any) -> None:
 
     Args:
         step: The x value of the point, usually the training step. None counts the calls without
-            a step: 0, 1, 2, …
+            a step: 0, 1, 2, …, from 0 in each attempt.
         **metrics: Numbers: Python's, NumPy's, or tensors of one element. A tensor on a GPU is
             copied there and read later. Several calls with one step end in one row.
 
