@@ -231,7 +231,7 @@ def test_a_class_that_the_cell_defines_later_is_named(
     assert type(hm.checkpoint.load(tmp_path)) is main.Early
     del main.Early
     with pytest.raises(
-        ValueError, match=r"'Early'.* define its own classes before it calls hm.checkpoint.load"
+        ValueError, match=r"'Early'.*; define it before .*, write its name in the cell that loads"
     ):
         hm.checkpoint.load(tmp_path)
 

@@ -165,8 +165,9 @@ def load(folder: Path, map_location: Any, name: str = NAME) -> Any:
         if "__main__" not in str(error):
             raise
         raise ValueError(
-            f"the checkpoint {path} refers to a class or function that is not available here: "
-            f"{error}; a cell must define its own classes before it calls hm.checkpoint.load()"
+            f"the checkpoint {path} refers to a class or function that is not available here: {error}; "
+            f"define it before hm.checkpoint.load(), or, if the notebook defines it, write its name in "
+            "the cell that loads, which sends it to the ranks"
         ) from error
     except (EOFError, OverflowError, UnicodeDecodeError, pickle.UnpicklingError) as error:
         raise ValueError(_damaged(path, error)) from error
