@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import collections
 from collections.abc import Callable, Iterator
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -259,6 +260,17 @@ def test_a_list_of_parquet_files(parquet: Path) -> None:
     assert hm.shard(["a.png", "b.parquet"]) == ["a.png", "b.parquet"], "items"
     with pytest.raises(FileNotFoundError, match=r"no file or folder .*gone\.parquet"):
         hm.shard([names[0], str(parquet / "gone.parquet")])
+
+
+@pytest.mark.parametrize("epoch", [1, True, np.int64(1), 1.0, None])
+def test_an_epoch_is_an_integer(epoch: Any, parquet: Path) -> None:
+    """Its text is part of the seed: 1.0 would be another order than 1."""
+    part = hm.shard(parquet, batch_size=5, shuffle=True)
+    is_integer = epoch is not None and not isinstance(epoch, float)
+    expected = nullcontext() if is_integer else pytest.raises(TypeError, match=f"got {epoch}")
+    with expected:
+        part.set_epoch(epoch)
+    assert repr(part.state_dict()["epoch"]) == repr(int(is_integer))
 
 
 def test_a_list_of_several_file_systems(parquet: Path) -> None:

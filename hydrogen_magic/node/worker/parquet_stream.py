@@ -173,7 +173,13 @@ class ParquetStream:
         """Choose the random order of the next iteration; call it on all ranks alike.
 
         The epoch of a loaded state keeps its place in the epoch, another one begins at its start.
+
+        Raises TypeError if ``epoch`` is not an integer.
         """
+        try:
+            epoch = operator.index(epoch)
+        except TypeError:
+            raise TypeError(f"set_epoch() needs a whole number, got {epoch!r}") from None
         is_same = epoch == self._epoch
         self._n_loaded = self.n_skipped = self._n_loaded if is_same else 0
         self._place = _Place(self._place.n_done if is_same else 0)
