@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import pickle
+import re
 import subprocess
 import sys
 import threading
@@ -247,21 +249,38 @@ def test_a_list_of_data_that_is_there_already(
 # ── failures and ends ────────────────────────────────────────────────────────────────────────────
 
 
-@pytest.mark.parametrize("error", [OSError, KeyboardInterrupt])
+@pytest.mark.parametrize("is_private", [False, True])
+@pytest.mark.parametrize(
+    ("error", "said"),
+    [
+        (OSError("broken"), "^broken$"),
+        (
+            OSError(errno.ENOSPC, "full"),
+            r"does not fit into {}, where .* are free\. .* path=folder",
+        ),
+        (KeyboardInterrupt("stopped"), "stopped"),
+    ],
+    ids=repr,
+)
 def test_a_write_that_fails_leaves_nothing(
-    error: type[BaseException],
+    error: BaseException,
+    said: str,
+    is_private: bool,
+    hydrogen_home: Path,
     tmp_path: Path,
     datasets: Callable[[], list[str]],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def add(progress: RowProgress, n_rows: int) -> None:
-        assert list((tmp_path / "shared").glob("*/*")), "it has begun to write"
+        assert list(parent.glob("*/rows.parquet" if path else "*/*/rows.parquet")), "it has begun"
         raise error
 
+    path = None if is_private else tmp_path / "shared"
+    parent = path or hydrogen_home / "datasets"
     monkeypatch.setattr(RowProgress, "add", add)
-    with pytest.raises(error):
-        hm.dataset(frame(), path=tmp_path / "shared")
-    assert list((tmp_path / "shared").iterdir()) == [] and datasets() == []
+    with pytest.raises(type(error), match=said.format(re.escape(str(parent)))):
+        hm.dataset(frame(), path=path)
+    assert list(parent.iterdir()) == [] and datasets() == []
 
 
 def _no_space(progress: RowProgress, n_rows: int) -> None:

@@ -56,7 +56,7 @@ def dataset(frame: Any, path: AnyPath | None = None, *, reuse: bool = True) -> D
         TypeError: The frame is of another kind, or streaming, or has columns that Parquet does not support.
         ValueError: The frame has no rows, or the data at the path is not Parquet.
         FileNotFoundError: There is no data at the path.
-        OSError: The data cannot be written, or a URL cannot be read.
+        OSError: The data cannot be written, as to a full disk, or a URL cannot be read.
         ImportError: The package that reads URLs of this scheme is not installed.
         RuntimeError: It is called on a rank.
         HydrogenError: The Spark job failed, or its files are not visible here.

@@ -44,6 +44,11 @@ class DatasetFolder:
         return not data_files.is_url(self.data) and Path(self.data).is_relative_to(self.record)
 
     @property
+    def parent(self) -> str:
+        """Path or URL of the folder that has those of several datasets."""
+        return str(self.record.parent) if self.is_private else self.data.rpartition("/")[0]
+
+    @property
     def is_there(self) -> bool:
         """Whether it was not deleted."""
         return self in _owned

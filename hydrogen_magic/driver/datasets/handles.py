@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import suppress
 
+from hydrogen_magic.core import disk_space
 from hydrogen_magic.driver.datasets.folders import DatasetFolder
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.worker import parquet_shard
@@ -15,7 +16,7 @@ NO_ROWS = "hm.dataset() got a frame without rows: there is nothing to train on"
 def written(folder: DatasetFolder, write: Callable[[str], None]) -> DatasetHandle:
     """Return the handle of what ``write`` writes to a new folder; delete the folder if it fails.
 
-    Raises ValueError for data without rows.
+    Raises ValueError for data without rows, and OSError with what is free if the disk is full.
     """
     try:
         write(folder.data)
@@ -23,10 +24,19 @@ def written(folder: DatasetFolder, write: Callable[[str], None]) -> DatasetHandl
         if not handle.n_rows:
             raise ValueError(NO_ROWS)
         return handle
-    except BaseException:  # an interrupt too
+    except BaseException as error:  # an interrupt too
         with suppress(Exception):  # of a store that does not answer: a later process deletes it
             folder.delete()
+        if isinstance(error, OSError) and error.errno in disk_space.FULL:
+            raise OSError(error.errno, _does_not_fit(folder.parent)) from error
         raise
+
+
+def _does_not_fit(parent: str) -> str:
+    return (
+        f"the data does not fit into {parent}{disk_space.room(parent)}. Free space there, or choose "
+        "another folder, hm.dataset(frame, path=folder)"
+    )
 
 
 def of_files(

@@ -22,7 +22,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, cast
 
-from hydrogen_magic.core.units import size_text
+from hydrogen_magic.core import disk_space
 from hydrogen_magic.serialization.object_paths import describe, path_to
 from hydrogen_magic.serialization.pickling_errors import NullFile
 
@@ -32,7 +32,6 @@ _ZIP = b"PK\x03\x04"
 """First bytes of files written by torch.save."""
 _PART = re.compile(r"\.checkpoint-[0-9a-f]{16}\.part")
 _PARTS = re.compile(r"checkpoint-[0-9a-f]{16}\.shards")
-_FULL = (errno.ENOSPC, errno.EDQUOT)
 _NO_SYNC = (errno.EINVAL, errno.ENOTSUP, errno.ENOSYS, errno.EBADF, errno.EACCES)
 """Errors of file systems that cannot sync a directory: some FUSE and network file systems."""
 
@@ -238,8 +237,8 @@ def cannot_write(folder: Path, error: OSError) -> OSError:
         if (folder / NAME).exists()
         else "there is no previous checkpoint"
     )
-    if error.errno in _FULL:
-        room = _room(folder)
+    if error.errno in disk_space.FULL:
+        room = disk_space.room(folder)
         text = f"the checkpoint does not fit into {folder}{room}; {before}. Free space there, or"
     elif isinstance(error, FileNotFoundError) and folder.exists():
         text = f"another process saves checkpoints in {folder} at the same time; {before}."
@@ -247,13 +246,6 @@ def cannot_write(folder: Path, error: OSError) -> OSError:
     else:
         text = f"the checkpoint cannot be written to {folder}: {error}; {before}. Fix this, or"
     return OSError(error.errno, f"{text} save elsewhere, hm.checkpoint.save(state, folder)")
-
-
-def _room(folder: Path) -> str:
-    try:
-        return f", where {size_text(shutil.disk_usage(folder).free)} are free"
-    except OSError:
-        return ""
 
 
 def tensors_in(state: Any) -> Iterator[Any]:
