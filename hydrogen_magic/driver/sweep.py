@@ -339,14 +339,22 @@ def prepare(
     most = min(len(captured), most_at_once or len(captured))
     n_at_once = plugins.placement(spec.placement).n_at_once(spec, most)
     runs: list[SweepRun] = []
-    folders = folders_of(values for values, _ in captured)
-    for (values, cell), folder in zip(captured, folders, strict=True):
+    for (values, cell), folder in zip(captured, _folders(spec.env, captured), strict=True):
         listed = replace(cell, params={**cell.params, **params_of(values)})
         name, env = f"{spec.name} {label_of(values)}", _own_checkpoints(spec.env, folder)
         named = replace(spec, name=name, env=env, n_at_once=n_at_once)
         launch = partial(launcher.launch_captured, listed, named, title=title, group=group)
         runs.append(SweepRun(values, launch))
     return Sweep(runs, n_at_once, group), [_planned(run, spec) for run in runs]
+
+
+def _folders(
+    env: Iterable[tuple[str, str]], captured: Sequence[tuple[Mapping[str, Any], Captured]]
+) -> list[str]:
+    """Return the name of each combination's folder; without a folder of checkpoints no value is read."""
+    if not dict(env).get(checkpoint.FOLDER):
+        return [""] * len(captured)
+    return folders_of((values, cell.digest_of) for values, cell in captured)
 
 
 def _own_checkpoints(env: Iterable[tuple[str, str]], folder: str) -> tuple[tuple[str, str], ...]:

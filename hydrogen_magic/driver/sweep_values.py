@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import itertools
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
@@ -17,11 +18,11 @@ from hydrogen_magic.core.library_types import python_scalar
 from hydrogen_magic.core.masking import MASK, is_secret_name
 from hydrogen_magic.core.units import clipped
 from hydrogen_magic.errors import OptionValueError
+from hydrogen_magic.node.worker.plain_values import is_plain
 
 _LONGEST_VALUE = 40
 """Characters of a value in the name of a run."""
 _LONGEST_FOLDER = 100
-_ADDRESS = re.compile(r" at 0x[0-9a-fA-F]+")
 _NEXT_NAME = re.compile(r"\s+(?=[A-Za-z_]\w*=(?!=))")
 
 
@@ -92,24 +93,51 @@ def label_of(values: Mapping[str, Any]) -> str:
     return " ".join(f"{name}={_value_text(name, value)}" for name, value in values.items())
 
 
-def folders_of(swept: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Return the name of a folder for each combination, the same in each sweep over these values.
+def folders_of(swept: Iterable[tuple[Mapping[str, Any], Callable[[Any], str]]]) -> list[str]:
+    """Return the name of a folder for each combination, the same in each sweep with these values.
 
-    A hash ends the names of values that are no file names; a number those of values with the same text.
+    ``swept``: each combination, and a function that returns the digest of a value. A hash ends the names of
+    values that are no file names, or whose text other values can have, too; a number those of equal values.
     """
     seen: Counter[str] = Counter()
     names: list[str] = []
-    for values in swept:
-        name = _folder_name(",".join(f"{name}={_text(name, values[name])}" for name in values))
+    for values, digest_of in swept:
+        name = _folder_name(values, digest_of)
         seen[name] += 1
         names.append(name if seen[name] == 1 else f"{name}~{seen[name]}")
     return names
 
 
-def _folder_name(text: str) -> str:
-    text = _ADDRESS.sub("", text)
+def _folder_name(values: Mapping[str, Any], digest_of: Callable[[Any], str]) -> str:
+    texts, digests = [], []
+    for name, value in values.items():
+        text = _text(name, value)
+        if not _identifies(text, python_scalar(value)):
+            digests.append(f"{name}={digest_of(value)}")
+            # A repr can have addresses, and the items of a set in another order.
+            text = _text(name, value if hasattr(value, "__name__") else type(value))
+        texts.append(f"{name}={text}")
+    text = ",".join(texts)
+    whole = " ".join((text, *digests))
     name = re.sub(r"[^\w.,=+-]+", "_", text, flags=re.ASCII)[:_LONGEST_FOLDER]
-    return name if name == text else f"{name}-{hashlib.sha256(text.encode()).hexdigest()[:8]}"
+    return name if name == whole else f"{name}-{hashlib.sha256(whole.encode()).hexdigest()[:8]}"
+
+
+def _identifies(text: str, value: Any) -> bool:
+    """Whether no other value has this text: the text ``'1'`` has that of the number 1."""
+    if type(value) is str:
+        return value == text and not _is_literal(text)
+    return is_plain(value) and repr(value) == text
+
+
+def _is_literal(text: str) -> bool:
+    with suppress(ValueError):
+        float(text)  # also nan
+        return True
+    with suppress(ValueError, SyntaxError, TypeError, RecursionError, MemoryError):
+        ast.literal_eval(syntax.parse(text, mode="eval"))
+        return True
+    return False
 
 
 def params_of(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:

@@ -13,6 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
+from hydrogen_magic.capture import capture_call
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import devices, local
@@ -100,22 +101,44 @@ def test_secrets_are_in_no_name_and_no_list() -> None:
     assert len(params_of(values)["note"]) == 40 and "\n" not in label_of(values)  # type: ignore[arg-type]
 
 
-def test_each_combination_has_a_folder_with_a_stable_name() -> None:
-    class Layer: ...
+def _folders(*swept: dict[str, Any]) -> list[str]:
+    return folders_of((values, capture_call(print, (), values).digest_of) for values in swept)
 
-    swept: list[dict[str, Any]] = [{"lr": 0.1, "layers": [8, 8]}, {"lr": -1e-5, "layers": dict}]
-    first, second = folders_of(swept)
-    assert first.startswith("lr=0.1,layers=_8,_8_-") and second == "lr=-1e-05,layers=dict"
-    assert folders_of(swept[:1]) == [first]
-    layers = [{"layer": Layer()} for _ in range(2)]
-    same = folders_of(layers)
-    assert same == folders_of([{"layer": Layer()}, {"layer": Layer()}]) and len({*same}) == 2
-    texts = ["a b", "a_b", "x" * 300 + "y", "x" * 300 + "z", "ж" * 200, "../a", "1", 1]
-    names = folders_of({"text": text} for text in texts)
-    assert len({*names}) == len(texts)
+
+class Layer:
+    def __init__(self, width: int) -> None:
+        self.width = width
+
+
+def test_each_combination_has_a_folder_with_a_stable_name() -> None:
+    first, second = _folders({"lr": 0.1, "layers": [8, 8]}, {"lr": -1e-5, "name": "3b"})
+    assert first.startswith("lr=0.1,layers=_8,_8_-") and second == "lr=-1e-05,name=3b"
+    assert len({*_folders({"layer": Layer(1)}, {"layer": Layer(1)})}) == 2, "equal values"
+    assert _folders({"names": {"a", "b"}})[0].startswith("names=set-"), "in any order"
+    texts = ["a b", "a  b", "a_b", "x" * 300 + "y", "x" * 300 + "z", "ж" * 200, "../a", "1", 1]
+    names = _folders(*({"text": text} for text in [*texts, "nan", float("nan"), "[8]", [8]]))
+    assert len({*names}) == len(names)
     assert all(len(name.encode()) < 255 and "/" not in name for name in names)
-    (secret,) = folders_of([{"api_token": "correct-horse"}])
-    assert "horse" not in secret and folders_of([{"api_token": "other"}]) == [secret]
+
+
+@pytest.mark.parametrize(
+    ("name", "values"),
+    [
+        ("api_token", ("correct-horse", "other")),
+        ("layer", (Layer(1), Layer(2))),
+        ("act", (lambda x: x, lambda x: -x)),
+        ("kind", (type("Net", (), {"depth": 1}), type("Net", (), {"depth": 2}))),
+        ("weights", (np.arange(5000), np.where(np.arange(5000) == 2500, -1, np.arange(5000)))),
+        ("delay", ("at 0x1f", "at 0x2f")),
+    ],
+)
+def test_a_value_has_its_folder_whatever_the_other_values_are(
+    name: str, values: tuple[Any, Any]
+) -> None:
+    one, other = values
+    first, second = _folders({name: one}, {name: other})
+    assert first != second and _folders({name: other}, {name: one}) == [second, first]
+    assert "horse" not in first
 
 
 # ── the queue ────────────────────────────────────────────────────────────────────────────────────
