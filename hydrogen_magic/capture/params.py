@@ -8,7 +8,7 @@ from itertools import takewhile
 from typing import Any
 
 from hydrogen_magic.core.library_types import python_scalar
-from hydrogen_magic.core.masking import is_secret_name
+from hydrogen_magic.core.masking import is_secret, is_secret_name
 
 Param = bool | int | float | str
 
@@ -17,7 +17,7 @@ _LONGEST = 100
 
 
 def among(values: Mapping[str, Any]) -> dict[str, Param]:
-    """Return the numbers, flags and short texts among ``values``, without those that are named as secrets."""
+    """Return the numbers, flags and short texts among ``values``, without secrets."""
     plain = {name: python_scalar(value) for name, value in values.items()}
     return {name: value for name, value in plain.items() if _is_param(name, value)}
 
@@ -32,7 +32,7 @@ def of_arguments(arguments: Sequence[str]) -> dict[str, Param]:
             found[key] = _number_or_text(value)
         elif word.startswith("--") and key:
             found[key] = _value_of(arguments[place:])
-    return among(found)
+    return among({name: value for name, value in found.items() if not is_secret_name(name)})
 
 
 def _value_of(following: Sequence[str]) -> bool | int | float | str:
@@ -52,7 +52,6 @@ def _number_or_text(word: str) -> int | float | str:
 
 
 def _is_param(name: str, value: Any) -> bool:
-    if type(value) is int:
-        return value.bit_length() < 64 and not is_secret_name(name)
-    is_text = type(value) is str and len(value) <= _LONGEST
-    return (is_text or type(value) in (bool, float)) and not is_secret_name(name)
+    is_short = type(value) is str and len(value) <= _LONGEST
+    is_int = type(value) is int and value.bit_length() < 64
+    return (is_short or is_int or type(value) in (bool, float)) and not is_secret(name, value)

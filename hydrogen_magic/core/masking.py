@@ -27,6 +27,10 @@ _SECRET_NAME = re.compile("SECRET|TOKEN|PASSWORD|KEY", re.IGNORECASE)
 _PASSWORD_NAME = re.compile("SECRET|PASSWORD", re.IGNORECASE)
 _COUNT_NAME = re.compile("(TOKEN|KEY)S", re.IGNORECASE)
 """``MAX_TOKENS=16777216`` is a number of tokens."""
+_SECRET_WORD = re.compile(
+    "(?i:SECRET|PASSWORD)|(?:TOKEN|KEY)(?![A-Za-z])|(?:[Tt]oken|[Kk]ey)(?![a-z])"
+)
+"""In names of the notebook: ``token``, ``api_key`` and ``apiKey``, not ``tokenizer`` or ``keys``."""
 _ACCELERATOR_SETTINGS = ("CUBLAS_", "CUDA", "GLOO_", "NCCL_")
 _SETTINGS = (*_ACCELERATOR_SETTINGS, "MKL_", "OMP_", "PYTHON", "PYTORCH_", "TF_", "TORCH")
 """Prefixes of variables that configure libraries."""
@@ -83,8 +87,14 @@ def secret_values(
 
 
 def is_secret_name(name: str) -> bool:
-    """Return whether a variable of this name holds a secret."""
-    return _SECRET_NAME.search(name) is not None and _COUNT_NAME.search(name) is None
+    """Return whether the text of a variable or an option of this name is a secret."""
+    return _SECRET_WORD.search(name) is not None
+
+
+def is_secret(name: str, value: Any) -> bool:
+    """Return whether a variable holds a secret: ``key_size=64`` does not, nor ``use_token=True``."""
+    is_figure = isinstance(value, (bool, int, float)) and _PASSWORD_NAME.search(name) is None
+    return is_secret_name(name) and not is_figure
 
 
 def masked_line(line: str) -> str:

@@ -15,7 +15,7 @@ from hydrogen_magic.capture import Captured
 from hydrogen_magic.capture.required_names import similar
 from hydrogen_magic.core import syntax
 from hydrogen_magic.core.library_types import python_scalar
-from hydrogen_magic.core.masking import MASK, is_secret_name
+from hydrogen_magic.core.masking import MASK, is_secret
 from hydrogen_magic.core.units import clipped
 from hydrogen_magic.errors import OptionValueError
 from hydrogen_magic.node.worker.plain_values import is_plain
@@ -142,12 +142,11 @@ def _is_literal(text: str) -> bool:
 
 def params_of(values: Mapping[str, Any]) -> dict[str, bool | int | float | str]:
     """Return the values as they are listed with a run: plain ones, and short texts of all others."""
-    listed = {
-        name: python_scalar(value) for name, value in values.items() if not is_secret_name(name)
-    }
+    listed = {name: python_scalar(value) for name, value in values.items()}
     return {
         name: value if _is_number(value) else _value_text(name, value)
         for name, value in listed.items()
+        if not is_secret(name, value)
     }
 
 
@@ -161,9 +160,9 @@ def _value_text(name: str, value: Any) -> str:
 
 
 def _text(name: str, value: Any) -> str:
-    if is_secret_name(name):
-        return MASK
     value = python_scalar(value)
+    if is_secret(name, value):
+        return MASK
     own_name = value if isinstance(value, str) else getattr(value, "__name__", None)
     return " ".join((own_name if isinstance(own_name, str) else repr(value)).split())
 

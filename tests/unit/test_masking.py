@@ -14,7 +14,7 @@ from hydrogen_magic.core.masking import Mask, MaskedStream, masked_line, secret_
 SECRET = "hf_q8Zr/2xW+9pL"
 
 
-@pytest.mark.parametrize("name", ["AWS_SECRET", "hf_token", "DB_PASSWORD", "API_KEY"])
+@pytest.mark.parametrize("name", ["AWS_SECRET", "hf_token", "DB_PASSWORD", "OPENAI_APIKEY"])
 def test_names_that_say_secret(name: str) -> None:
     assert secret_values({name: SECRET, "HOME": "home-of-user-1"}) == (SECRET,)
 
@@ -131,7 +131,8 @@ def test_a_line_that_ends_like_no_secret_is_shown_at_once() -> None:
     [
         ("--sweep api_key='sk-a','sk b' --track mlflow", "--sweep api_key=*** --track mlflow"),
         ("scr.py --api-key sk-1234 --lr 0.1", "scr.py --api-key *** --lr 0.1"),
-        ("--env API_KEY=sk-1234", "--env API_KEY=***"),
+        ("--env API_KEY=sk-1234 --apiKey=sk", "--env API_KEY=*** --apiKey=***"),
+        ("--sweep tokenizer=bpe,word --keypoints a", "--sweep tokenizer=bpe,word --keypoints a"),
         ("--sweep lr=0.1, -0.2 --push API_KEY", "--sweep lr=0.1, -0.2 --push API_KEY"),
     ],
 )

@@ -13,7 +13,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from hydrogen_magic.capture import capture_call
+from hydrogen_magic.capture import capture_call, params
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import devices, local
@@ -98,7 +98,14 @@ def test_a_second_name_needs_an_option_of_its_own() -> None:
 def test_secrets_are_in_no_name_and_no_list() -> None:
     values = {"api_token": "correct-horse", "note": "x\ny" * 100}
     assert "correct-horse" not in label_of(values) + str(params_of(values))
+    assert params_of({"password": 123456, "openaiKey": "sk", "key": dict}) == {}
     assert len(params_of(values)["note"]) == 40 and "\n" not in label_of(values)  # type: ignore[arg-type]
+
+
+def test_names_that_only_resemble_secrets_tell_runs_apart() -> None:
+    values = {"tokenizer": "bpe", "token_dim": 64, "use_key": True, "keypoints": "all"}
+    assert label_of(values) == "tokenizer=bpe token_dim=64 use_key=True keypoints=all"
+    assert params_of(values) == params.among(values) == values
 
 
 def _folders(*swept: dict[str, Any]) -> list[str]:
