@@ -14,8 +14,9 @@ long as writing an integer.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
 from hydrogen_magic.core import validation
@@ -60,7 +61,21 @@ class ErrorReport:
     notes: tuple[str, ...] = ()
 
 
+MOST_METRICS = 1000
+"""Metrics whose last values are kept: names created at run time must not grow a state without limit."""
 _GAP = re.compile(r" … \((\d[\d,]{0,20}) characters left out\) … ")
+
+
+def of_first_ranks(logged: Iterable[Mapping[str, float]]) -> dict[str, float]:
+    """Return the value of each name, of the first rank that has it; at most :data:`MOST_METRICS`.
+
+    ``logged``: values by name, for each rank in their order.
+    """
+    found: dict[str, float] = {}
+    for values in logged:
+        for name, value in values.items():
+            found.setdefault(name, value)
+    return dict(islice(found.items(), MOST_METRICS))
 
 
 def without_middle(text: str, limit: int) -> str:
@@ -266,7 +281,7 @@ class GangEnded(Event):
     culprit: int | None = None
     """Rank that failed first, when it failed."""
     metrics: Mapping[str, float] = field(default_factory=dict)
-    """Last values of what the ranks logged, of the first rank that did: lists of runs need no other event."""
+    """Last value of each metric, of the first rank that logged it: lists of runs need no other event."""
 
 
 # ── events of one rank ───────────────────────────────────────────────────────────────────────────

@@ -558,7 +558,7 @@ def mark_seen(gang_id: str) -> None:
 
 
 def _last_metrics(lines: Sequence[bytes], gang_id: str) -> dict[str, float]:
-    """Return the last values that the first rank has logged, in its last ``_MOST_METRICS`` events."""
+    """Return the last values that ranks have logged in the last ``_MOST_METRICS`` events."""
     found: dict[int, dict[str, float]] = {}
     logged = (line for line in reversed(lines) if line.startswith(_METRICS))
     for line in islice(logged, _MOST_METRICS):
@@ -570,7 +570,7 @@ def _last_metrics(lines: Sequence[bytes], gang_id: str) -> dict[str, float]:
                 given = [value for value in column if value is not None]
                 if given:
                     values.setdefault(name, given[-1])
-    return found[min(found)] if found else {}
+    return ev.of_first_ranks(found[rank] for rank in sorted(found))
 
 
 def _outlives(first: bytes, gang_id: str) -> bool:

@@ -33,7 +33,7 @@ def history() -> pd.DataFrame:
     ``state`` (``PENDING RUNNING SUCCEEDED FAILED STOPPED``), ``started`` (UTC), ``duration_s`` (so far, for
     a running gang), ``np``, ``placement``, ``rendezvous`` and ``title`` (the line of the magic). Then
     ``params.NAME`` for each number, flag or short text that a cell captured, and ``metrics.NAME`` for the
-    last value of each logged metric, of the first rank that logged any; missing where a run has none.
+    last value of each logged metric, of the first rank that logged it; missing where a run has none.
     Values whose names mark them as secret (``token``, ``password``) are left out.
     """
     import pandas as pd

@@ -327,6 +327,17 @@ def test_what_a_message_has_lost_is_counted_once() -> None:
     assert "characters left out" in ev.without_middle(odd, 100)
 
 
+def test_each_metric_is_of_the_first_rank_that_logged_it() -> None:
+    logged = [
+        ev.Metrics(1.0, 2, (5,), (1.0,), {"loss": (9.0,), "val_loss": (0.2,)}),
+        ev.Metrics(1.0, 1, (5,), (1.0,), {"loss": (0.5,)}),
+    ]
+    state = replay([*running(3), *logged])
+    assert list(state.last_metrics.items()) == [("loss", 0.5), ("val_loss", 0.2)]
+    older = ev.GangEnded(2.0, "SUCCEEDED", "", metrics={"loss": 0.5})
+    assert fold(state, older).last_metrics == {"loss": 0.5}
+
+
 def test_the_first_rank_whose_points_are_dropped_is_named_once() -> None:
     def dropped(rank: int, n: int) -> ev.Metrics:
         return ev.Metrics(1.0, rank, (5,), (1.0,), {"loss": (0.5,)}, n)

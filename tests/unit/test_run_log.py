@@ -267,14 +267,15 @@ def test_a_record_says_why_the_gang_is_over() -> None:
     before = replace(outliving, owner=f"earlier-boot/{DEAD.partition('/')[2]}")
     assert run_log.why_over(before) == "its machine was restarted"
     assert "owner process" in run_log.why_over(replace(before, host="another"))
-    path = write("g2", replace(outliving, gang="g2"), METRICS)
+    other = ev.Metrics(0.6, 1, (1,), (0.6,), {"val_loss": (0.5,), "loss": (2.0,)})
+    path = write("g2", replace(outliving, gang="g2"), METRICS, other)
     (path / run_log.OWNER_SOCKET).touch()
     (path / run_log.CHECKPOINTS).mkdir()
     (path / run_log.CHECKPOINTS / ".checkpoint.arriving").touch()
     run_log.write_end(path, ev.KERNEL_ENDED)  # as an agent does it
-    (ended,) = run_log.read("g2")[2:]
+    (ended,) = run_log.read("g2")[3:]
     assert isinstance(ended, ev.GangEnded)
-    assert (ended.reason, ended.metrics) == (ev.OWNER_ENDED, {"loss": math.inf})
+    assert (ended.reason, ended.metrics) == (ev.OWNER_ENDED, {"loss": math.inf, "val_loss": 0.5})
     assert not (path / run_log.OWNER_SOCKET).exists() and not (path / run_log.CHECKPOINTS).exists()
     assert run_log.unfinished() == ["g2"], "the user has not been informed"
     (path / run_log.UNSEEN).touch()
@@ -282,7 +283,7 @@ def test_a_record_says_why_the_gang_is_over() -> None:
     assert run_log.unfinished() == [] and not run_log.is_unseen("g2")
     found = run_log.summary("g2")
     assert found is not None and found.ended is not None
-    assert found.ended.metrics == {"loss": math.inf}
+    assert found.ended.metrics == ended.metrics
 
 
 @pytest.mark.usefixtures("no_gangs")

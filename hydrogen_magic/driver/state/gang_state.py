@@ -17,8 +17,6 @@ from hydrogen_magic.driver.state.collective_waits import RankWaits, added
 
 TERMINAL_STATES = frozenset({"SUCCEEDED", "FAILED", "STOPPED"})
 
-_MOST_METRICS = 1000
-"""Metrics with a last value in a rank's state: names created at run time must not grow it without limit."""
 _FEW_SKIPPED = 100
 """With several threads, points that are still to come may count as dropped for a moment."""
 _RATE_WINDOW_S = 5.0
@@ -205,9 +203,8 @@ class GangState:
 
     @property
     def last_metrics(self) -> Mapping[str, float]:
-        """Last logged values by name, of the first rank that logged any."""
-        logged = (rank.last_metrics for rank in self.ranks if rank.last_metrics)
-        return self.final_metrics or next(logged, MappingProxyType({}))
+        """Last logged values by name, each of the first rank that logged it."""
+        return self.final_metrics or ev.of_first_ranks(rank.last_metrics for rank in self.ranks)
 
     def length_s(self, now: float) -> float:
         """Return how long the gang has run until ``now``, a Unix time, or until its end."""
@@ -372,7 +369,7 @@ def _metrics(rank: RankState, e: ev.Metrics) -> RankState:
     last = dict(rank.last_metrics)
     for name, column in e.values.items():
         newest = next((value for value in reversed(column) if value is not None), None)
-        if newest is not None and (name in last or len(last) < _MOST_METRICS):
+        if newest is not None and (name in last or len(last) < ev.MOST_METRICS):
             last[name] = newest
     return replaced(
         rank,
