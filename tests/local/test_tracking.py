@@ -346,14 +346,33 @@ def test_mlflow_takes_every_name_of_a_metric_and_a_user_without_a_name(
     monkeypatch.setattr("getpass.getuser", Mock(side_effect=KeyError("uid not found: 54321")))
     mlflow.set_tracking_uri(tmp_path.as_uri())
     experiment = mlflow.set_experiment("names")
-    names = ["val/loss", "/a", "b/", "../c", "d//e", ".", "..f", "", "g@1", "long" * 100]
-    tracked = MlflowTracker().start(RunInfo("ab12", "names", {}, {}))
+    names = [
+        "loss",
+        "loss/val",
+        "acc/val/top",
+        "acc",
+        "acc/val",
+        "val/loss",
+        "/a",
+        "b/",
+        "../c",
+        "d//e",
+        ".",
+        "..f",
+        "",
+        "g@1",
+        "long" * 100,
+    ]
+    tracked = MlflowTracker().start(RunInfo("ab12", "names", {"model": "a", "model/lr": 1}, {}))
     mlflow.set_tracking_uri((tmp_path / "of another cell").as_uri())
-    tracked.log([MetricPoint(0, 1.0, {name: 1.0}) for name in names])
+    for step in range(2):
+        tracked.log([MetricPoint(step, 1.0, {name: 1.0}) for name in names])
     tracked.end("SUCCEEDED")
     mlflow.set_tracking_uri(tmp_path.as_uri())
     [found] = mlflow.MlflowClient().search_runs([experiment.experiment_id])
     assert len(found.data.metrics) == len(names) - 1, "the names of `.` and nothing are the same"
+    assert {"loss", "loss_val_", "acc/val/top", "acc_", "acc_val_"} <= set(found.data.metrics)
+    assert found.data.params == {"model": "a", "model_lr_": "1"}
     assert {"val/loss", "_a", "b_", "___c", "d__e", "_", "__f", "g_1"} <= set(found.data.metrics)
 
 

@@ -7,8 +7,9 @@ import getpass
 import posixpath
 import re
 from collections.abc import Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import Any
+from urllib.parse import urlsplit
 
 from hydrogen_magic.core.library_types import is_installed
 from hydrogen_magic.driver.trackers import MetricPoint, RunInfo, TrackedRun, Tracker
@@ -98,12 +99,15 @@ class _MlflowRun(TrackedRun):
         """Of the tracking URI of the launch: the notebook may set another one."""
         uri, experiment = _tracking_uri(), run.info.experiment_id
         is_server = uri.startswith("http")
+        are_files = urlsplit(uri).scheme in ("", "file")
+        self._metric = _Names(are_files)
+        self._param = _Names(are_files)
         self.where = f"{uri}/#/experiments/{experiment}/runs/{self._id}" if is_server else uri
 
     def set_params(self, params: Mapping[str, object]) -> None:
         from mlflow.entities import Param
 
-        each = [Param(_name(name), str(value)) for name, value in params.items()]
+        each = [Param(self._param.of(name), str(value)) for name, value in params.items()]
         for start in range(0, len(each), _PARAMS_BATCH):
             self._client.log_batch(self._id, params=each[start : start + _PARAMS_BATCH])
 
@@ -111,7 +115,7 @@ class _MlflowRun(TrackedRun):
         from mlflow.entities import Metric
 
         each = [
-            Metric(_name(name), value, int(point.unix_s * 1000), point.step)
+            Metric(self._metric.of(name), value, int(point.unix_s * 1000), point.step)
             for point in points
             for name, value in point.values.items()
         ]
@@ -125,8 +129,37 @@ class _MlflowRun(TrackedRun):
         self._client.set_terminated(self._id, _STATES[state])
 
 
+class _Names:
+    """The names of a run's metrics or parameters in a store: one that it refused would end the tracking."""
+
+    def __init__(self, are_files: bool) -> None:
+        self._are_files = are_files
+        """A name cannot also be the folder of another one."""
+        self._known: dict[str, str] = {}
+        self._files: set[str] = set()
+        self._folders: set[str] = set()
+
+    def of(self, text: str) -> str:
+        if text not in self._known:
+            self._known[text] = self._allowed(_name(text))
+        return self._known[text]
+
+    def _allowed(self, name: str) -> str:
+        if not self._are_files:
+            return name
+        while name in self._folders or not self._files.isdisjoint(_folders(name)):
+            name = name.replace("/", "_") + "_"
+        self._files.add(name)
+        self._folders |= _folders(name)
+        return name
+
+
+def _folders(name: str) -> set[str]:
+    return set(map(str, PurePosixPath(name).parents))
+
+
 def _name(text: str) -> str:
-    """Return a name that MLflow takes: one that it refused would end the tracking.
+    """Return a name that MLflow allows.
 
     Its stores use names as paths, which must be relative, without ``..`` and in their shortest form.
     """
