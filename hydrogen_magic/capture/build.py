@@ -96,10 +96,11 @@ class Builder:
         )
         self.stream = self._new_stream(needs, max_bytes=max_bytes, out=out)
         self._max_bytes = max_bytes
-        self._before = needs.copy()
         self._out = out
         self._settings = SortedSettings()
         self._changes = ModuleChanges(needs.namespace, needs.imports, callers)
+        needs.replaced = functools.cache(self._changes.assigned)
+        self._before = needs.copy()
         self._objects: list[ModuleObject] = []
         """Objects of local modules that the values refer to."""
         self.names: list[str] = []
@@ -132,7 +133,7 @@ class Builder:
 
     def _shared_objects(self, parts: Callable[[], Iterable[Any]]) -> list[ModuleObject]:
         """Return the objects of the local modules that are sent which are among ``parts()``."""
-        return module_objects(self.local.sources, self._changes.assigned, parts)
+        return module_objects(self.local.sources, self.needs.replaced, parts)
 
     def _near_objects(self) -> Iterator[Any]:
         """Yield objects in the values: a second pass over them finds the others."""

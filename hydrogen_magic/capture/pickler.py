@@ -380,6 +380,9 @@ class CapturePickler(Pickler):
         self.needs.add(outer, f"{cls.__qualname__} is nested in it")
         return {outer: self.needs.namespace[outer]} if outer in self.needs.namespace else {}
 
+    def is_replacement(self, func: Any) -> bool:
+        return (func.__module__, func.__qualname__) in self.needs.replaced()
+
     def registrations(self, cls: type) -> Registrations:
         return registrations_of(cls)
 

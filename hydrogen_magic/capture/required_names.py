@@ -10,7 +10,7 @@ import builtins
 import copy
 import difflib
 import types
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Container, Iterable, Mapping, Sequence
 from contextlib import suppress
 from keyword import iskeyword
 from typing import Any
@@ -74,6 +74,8 @@ class RequiredNames:
         self.outdated: dict[str, str] = {}
         """Classes that their statements may not make again -> a name that one reads, and that was assigned
         since."""
+        self.replaced: Callable[[], Container[tuple[str, str]]] = frozenset
+        """Returns the modules and attributes to which cells have assigned other objects."""
         self._missing: dict[str, str] = {}
         """Name -> ``line 3: y = scale(x)``, or ``used by f() in Cell In[3], line 2``."""
         self._unread: list[tuple[Any, frozenset[str], bool]] = []

@@ -116,7 +116,7 @@ class ModuleChanges:
         """
         given = {(one.module, one.key): one for one in contents}
         found: dict[tuple[str, str], Setting | Stays] = {**given}
-        for setting in (*self._by_statements(), *_by_functions(local)):
+        for setting in (*self._by_statements, *_by_functions(local)):
             root = setting.module.partition(".")[0]
             is_small = is_plain(setting.value) or issubclass(type(setting.value), _CODE)
             is_wanted = is_small or setting.module in local or is_used(root)
@@ -130,14 +130,18 @@ class ModuleChanges:
 
     def assigned(self) -> set[tuple[str, str]]:
         """Return the modules and attributes to which cells have assigned other objects."""
-        found = (one for one in self._by_statements() if one.provider == "assignment")
+        found = (one for one in self._by_statements if one.provider == "assignment")
         return {(one.module, one.key) for one in found}
 
-    def _by_statements(self) -> Iterator[Setting]:
-        for code in self._code:
-            for change in dict.fromkeys(c for source in code.sources for c in _changes_in(source)):
-                for home, path in _places(change, code):
-                    yield from _as_it_is(change, home, path, code.is_on_ranks)
+    @functools.cached_property
+    def _by_statements(self) -> list[Setting]:
+        return [
+            setting
+            for code in self._code
+            for change in dict.fromkeys(c for source in code.sources for c in _changes_in(source))
+            for home, path in _places(change, code)
+            for setting in _as_it_is(change, home, path, code.is_on_ranks)
+        ]
 
 
 def _as_it_is(change: _Change, home: str, path: list[str], is_on_ranks: bool) -> Iterator[Setting]:

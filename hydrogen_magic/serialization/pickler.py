@@ -109,7 +109,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             types.CodeType: self._reduce_code,
             Memory: lambda memory: (reducers.restore_same, (memory.buffer(),)),
             functools.cached_property: _reduce_cached_property,
-            _CachedFunction: _reduce_cached_function,
+            _CachedFunction: self._reduce_cached_function,
             **dict.fromkeys(_PICKLED_BY_NAME, self._reduce_named),
             typing.ParamSpecArgs: _reduce_part,
             typing.ParamSpecKwargs: _reduce_part,
@@ -165,6 +165,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def companions(self, cls: type) -> dict[str, Any]:
         """Return other names that the reader's ``__main__`` needs to look up ``cls`` by name."""
         return {}
+
+    def is_replacement(self, func: Any) -> bool:
+        """Whether the notebook has put ``func`` in the place that it names: the reader has another there."""
+        return False
 
     def registrations(self, cls: type) -> Registrations:
         """Return the calls by which the reader registers ``cls`` with libraries."""
@@ -240,7 +244,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         if func.__globals__ is functools.__dict__ and hasattr(func, "registry"):
             return _reduce_single_dispatch(func)
-        if _is_of_class_method(func):
+        if _is_of_class_method(func) and not self.is_replacement(func):
             return resolve, (func.__module__, f"{func.__qualname__}.__func__")
         home = self._home_of(func)
         for cell in func.__closure__ or ():
@@ -408,10 +412,18 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         # Of unsigned and 8-bit floating types; it relies on a quirk of torch's own storage pickles.
         if func is self._rebuild_tensor:
             return reducers.resolve, (reducers.__name__, reducers.restore_tensor.__name__)
-        if self.is_of_main(func) and func.__module__ != func.__globals__.get("__name__"):
-            # ``functools.wraps`` has given it the names of another function, whose place it may have.
+        # ``functools.wraps`` gives a function the names of another one, whose place it may have.
+        is_wrapper = self.is_of_main(func) and func.__module__ != func.__globals__.get("__name__")
+        if is_wrapper or self.is_replacement(func):
             return self._dynamic_function_reduce(func)
         return super()._function_reduce(func)
+
+    def _reduce_cached_function(self, obj: Any) -> Any:
+        is_named = not is_main(obj) and _is_importable(obj, obj.__qualname__)
+        if is_named and not self.is_replacement(obj):
+            return NotImplemented
+        args = obj.__wrapped__, obj.cache_parameters()
+        return reducers.restore_cached_function, args, _attributes_except(obj, _SET_BY_CACHE)
 
     def _reduce_typed_storage(self, storage: Any) -> Any:
         untyped = storage._untyped_storage
@@ -610,13 +622,6 @@ _CachedFunction = type(functools.lru_cache(len))
 
 _SET_BY_CACHE = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "cache_parameters"}
 _SET_BY_DISPATCH = {"__wrapped__", "_clear_cache", "dispatch", "register", "registry"}
-
-
-def _reduce_cached_function(obj: Any) -> Any:
-    if not is_main(obj) and _is_importable(obj, obj.__qualname__):
-        return NotImplemented
-    args = obj.__wrapped__, obj.cache_parameters()
-    return reducers.restore_cached_function, args, _attributes_except(obj, _SET_BY_CACHE)
 
 
 def _attributes_except(obj: Any, names: Set[str]) -> dict[str, Any] | None:

@@ -268,19 +268,20 @@ def test_functions_in_modules_that_the_cell_does_not_mention(
     """As for ``ssl._create_default_https_context = ssl._create_unverified_context``, which urllib uses."""
     notebook.cell("""
         import colorsys, functools, textwrap
-        before, high = (colorsys.rgb_to_hsv, textwrap.indent), 7
+        before, high = (colorsys.rgb_to_hsv, textwrap.indent, textwrap.dedent), 7
         colorsys.rgb_to_hsv = lambda *colors: high
         textwrap.indent = functools.partial(textwrap.indent, prefix="> ")
+        textwrap.dedent = functools.singledispatch(textwrap.dedent)  # a wrapper, under the same name
     """)
     try:
         captured = notebook.capture("""
             import importlib
             modules = [importlib.import_module(name) for name in ("colorsys", "textwrap")]
-            modules[0].rgb_to_hsv(1, 1, 1), modules[1].indent("a")
+            modules[0].rgb_to_hsv(1, 1, 1), modules[1].indent("a"), hasattr(modules[1].dedent, "registry")
         """)
     finally:
-        notebook.cell("colorsys.rgb_to_hsv, textwrap.indent = before")
-    assert ranks.run(captured).value == (7, "> a")
+        notebook.cell("colorsys.rgb_to_hsv, textwrap.indent, textwrap.dedent = before")
+    assert ranks.run(captured).value == (7, "> a", True)
 
 
 def test_properties_of_modules(notebook: Notebook, ranks: Ranks) -> None:

@@ -63,15 +63,39 @@ def test_functions_made_by_exec_share_their_own_globals(notebook: Notebook) -> N
     assert inline(notebook.capture("f(), g(), f(), k")) == (5, 6, 6, 1)
 
 
+@pytest.mark.parametrize(
+    ("place", "new", "cell", "value"),
+    [
+        ("f", "functools.wraps(first)(lambda: 5)", "new()", 5),
+        ("f", "wrapped.wrap(first)", "new()", 2),
+        ("f", "torch.no_grad()(first)", "new()", 0),
+        ("f", "functools.cache(first)", "new.cache_info().misses", 0),
+        ("C.m", "wrapped.wrap(first)", "new(1)", 3),
+        ("C.k", "classmethod(wrapped.wrap(first.__func__))", "new.__func__(1)", 4),
+    ],
+)
 def test_a_wrapper_in_the_place_of_the_function_that_it_wraps(
-    notebook: Notebook, tmp_path: Path
+    notebook: Notebook, tmp_path: Path, place: str, new: str, cell: str, value: Any
 ) -> None:
-    write(tmp_path, {"wrapped.py": "def f(): return 1"})
-    notebook.cell(f"import functools, sys; sys.path.insert(0, {str(tmp_path)!r})\nimport wrapped")
-    notebook.cell("first = wrapped.f\nnew = wrapped.f = functools.wraps(first)(lambda: 5)")
-    captured = notebook.capture("new()")
-    notebook.cell("wrapped.f = first")
-    assert inline(captured) == 5
+    code = """
+        import functools, torch
+        def f(): return int(torch.is_grad_enabled())
+        def wrap(f):
+            @functools.wraps(f)
+            def inner(*args): return 1 + f(*args)
+            return inner
+        class C:
+            def m(self): return 2
+            @classmethod
+            def k(cls): return 3
+    """
+    write(tmp_path, {"wrapped.py": code})
+    notebook.cell(f"import sys, functools, torch; sys.path.insert(0, {str(tmp_path)!r})")
+    notebook.cell("import wrapped")
+    notebook.cell(f"first = wrapped.{place}\nnew = wrapped.{place} = {new}")
+    captured = notebook.capture(cell)
+    notebook.cell(f"wrapped.{place} = first")
+    assert inline(captured) == value
 
 
 @pytest.mark.parametrize(
