@@ -28,6 +28,7 @@ from contextlib import ExitStack, contextmanager
 from typing import Any
 
 from hydrogen_magic.serialization.instances import set_state
+from hydrogen_magic.serialization.library_objects import is_array_class, plain_array
 from hydrogen_magic.serialization.reducers import own_attributes, restore_object
 
 _KINDS = (
@@ -96,8 +97,9 @@ def is_kind(obj: Any) -> bool:
 
 
 def is_array(obj: Any) -> bool:
-    """Whether it is a plain array: writing to a memory map would change its file."""
-    return type(obj) is getattr(sys.modules.get("numpy"), "ndarray", None)
+    """Whether it is an array; not a memory map, since writing to it would change its file."""
+    kind, ndarray = type(obj), getattr(sys.modules.get("numpy"), "ndarray", ())
+    return kind is ndarray or (issubclass(kind, ndarray) and is_array_class(kind))
 
 
 def numbered(number: int, obj: Any, reduced: Any) -> Any:
@@ -223,8 +225,9 @@ class _Updates:
             if "_hooks" in name and isinstance(hooks, OrderedDict)  # handles refer to it weakly
         )
         if is_array(old):
-            self._undo.callback(old.__setitem__, ..., old.copy())
-            old[...] = new
+            memory = plain_array(old)
+            self._undo.callback(memory.__setitem__, ..., memory.copy())
+            memory[...] = plain_array(new)
         elif _is_tensor(old) and not _is_lazy(old):
             self._take_tensor(old, new)
         return old

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import types
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -508,6 +509,43 @@ def test_tensors_and_arrays_are_updated_in_place(notebook: Notebook) -> None:
     notebook.cell("assert same is array and alias is tensor and array.sum() == alias.sum() == 3")
     run(notebook, "array = np.ones(4); tensor = tensor + 1", "array", "tensor")
     notebook.cell("assert len(array) == 4 and same.sum() == 3 and alias.sum() == 3")
+
+
+@pytest.mark.parametrize(
+    ("made", "change", "found"),
+    [
+        (
+            "np.ma.array([1, 2, 3], mask=[0, 1, 0])",
+            "array += 1; array[0] = np.ma.masked",
+            [None, None, 4],
+        ),
+        ("np.ma.zeros(2)", "array += 1; array.mask = [0, 1]", [1, None]),
+        ("np.rec.array([(1, 2)], names='a,b')", "array.b = 5", [(1, 5)]),
+        ("np.matrix([[1, 2]])", "array *= 2", [[2, 4]]),
+        ("np.zeros(2).view(Shifted)", "array += 1; array.unit = 'm'", [1, 1]),
+    ],
+)
+def test_arrays_of_subclasses_are_updated_in_place(
+    notebook: Notebook, made: str, change: str, found: list[Any]
+) -> None:
+    notebook.cell(f"""
+        import numpy as np
+        class Shifted(np.ndarray):
+            unit = "cm"
+            def __setitem__(self, key, value): super().__setitem__(key, value + 1)
+        array = same = {made}
+    """)
+    assert run(notebook, change, "array") == ([], None)
+    notebook.cell("assert same is array and getattr(array, 'unit', 'm') == 'm'")
+    assert notebook.names["array"].tolist() == found
+
+
+def test_a_memory_map_is_replaced_by_a_plain_array(notebook: Notebook, tmp_path: Path) -> None:
+    path = str(tmp_path / "map")
+    notebook.cell(f"import numpy as np\nsame = mapped = np.memmap({path!r}, shape=2, mode='w+')")
+    assert run(notebook, "mapped += 1", "mapped") == ([], None)
+    notebook.cell("assert same.tolist() == [0, 0] and mapped.tolist() == [1, 1]")
+    notebook.cell("assert type(mapped) is np.ndarray")
 
 
 @pytest.mark.parametrize("part", ["[::2]", "[::-1]", ".reshape(2, 3).T[1:]"])
