@@ -94,7 +94,7 @@ def capture_cell(
         line_offset=offset,
         futures=tuple(dict.fromkeys(needs.imports.futures)),
         out=tuple(out),
-        sources={cell.filename: _visible(cell)},
+        sources={cell.filename: cell.visible},
         seed=seed,
     )
     builder = Builder(needs, max_closure_bytes, ranks_have_gpu, scope, out, session)
@@ -309,11 +309,6 @@ def _where(line: int, code: str, offset: int) -> str:
     lines = python_lines(code)
     text = lines[line - 1].strip() if 0 < line <= len(lines) else ""
     return f"line {line + offset}: {text}"
-
-
-def _visible(cell: CellText) -> str:
-    """Return the text with the line numbers of the visible cell."""
-    return "\n" * (cell.first_line - 1) + cell.body
 
 
 def _check_out(out: Sequence[str], scope: ScopeAnalysis, namespace: Collection[str]) -> None:

@@ -40,6 +40,11 @@ class CellText:
     transform: Callable[[str], str]
     """IPython's ``transform_cell`` (``%`` and ``!`` lines); the identity outside of IPython."""
 
+    @property
+    def visible(self) -> str:
+        """The body with the line numbers of the visible cell."""
+        return "\n" * (self.first_line - 1) + self.body
+
 
 @dataclass(frozen=True)
 class Captured:

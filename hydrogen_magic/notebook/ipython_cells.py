@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from hydrogen_magic.capture import CellText
 from hydrogen_magic.core.library_types import is_a
+from hydrogen_magic.node.worker.module_importer import show_source
 
 if TYPE_CHECKING:
     from IPython.core.interactiveshell import InteractiveShell
@@ -21,9 +22,9 @@ def cell_text(shell: InteractiveShell, body: str) -> CellText:
     # Its display hook knows whether this version of IPython counts before or after a cell has run.
     number = shell.displayhook.prompt_count
     filename = f"<Cell In[{number}]>"
-    # Private; with it, IPython's tracebacks of an inline rank name the cell as they name others.
+    # Private; with it, IPython's tracebacks name the cell as they name others.
     getattr(shell.compile, "_filename_map", {})[filename] = number
-    return CellText(
+    cell = CellText(
         body=body,
         filename=filename,
         label=f"Cell In[{number}]",
@@ -31,6 +32,8 @@ def cell_text(shell: InteractiveShell, body: str) -> CellText:
         # Without automagic: a name that only ranks have may be that of a magic.
         transform=shell.input_transformer_manager.transform_cell,
     )
+    show_source(filename, cell.visible)  # of functions that come back from ranks
+    return cell
 
 
 def run_name(shell: InteractiveShell) -> str:

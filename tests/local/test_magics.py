@@ -6,6 +6,7 @@ import asyncio
 import fcntl
 import importlib.metadata
 import itertools
+import linecache
 import os
 import random
 import re
@@ -288,6 +289,7 @@ def test_the_cell_knows_its_number_its_lines_and_earlier_sources(
     run(shell, "\n\n%%distributed --np 2\nf()\n")
     cell = launched.cells[0]
     assert (cell.label, cell.filename, cell.first_line) == ("Cell In[3]", "<Cell In[3]>", 4)
+    assert linecache.getline(cell.filename, 4) == "f()\n"  # for functions that come back
     sources = [source.strip() for source in launched.histories[0]]
     assert sources == ["import math as m", "def f(): return m.pi"]
     filename = shell.user_ns["f"].__code__.co_filename
