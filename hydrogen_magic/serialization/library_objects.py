@@ -18,7 +18,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hydrogen_magic.core.library_types import derives_from
-from hydrogen_magic.serialization.instances import Reduced, find_on_type, restore_attributes
+from hydrogen_magic.serialization.instances import (
+    Reduced,
+    find_on_type,
+    restore_attributes,
+    set_state,
+)
 from hydrogen_magic.serialization.keras_objects import reduce_keras_object
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.reducers import (
@@ -90,6 +95,25 @@ def _reduce_namespaces(namespaces: Any) -> Any:
 
 
 def _reduce_exception(error: Any) -> Any:
+    """Reduce an exception with its cause, which pickle leaves out."""
+    reduced = _reduce_without_cause(error)
+    if error.__cause__ is None:
+        return reduced
+    if reduced is NotImplemented:
+        reduced = error.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    make, args, *rest = reduced
+    state = (*rest, None)[0], error.__cause__
+    return make, args, state, None, None, restore_with_cause
+
+
+def restore_with_cause(error: BaseException, state: tuple[Any, BaseException]) -> None:
+    """Set the attributes and the cause of an exception."""
+    attributes, error.__cause__ = state
+    if attributes is not None:
+        set_state(error, attributes)
+
+
+def _reduce_without_cause(error: Any) -> Any:
     """Reduce an exception without a call of its class, whose ``__init__`` may take other arguments."""
     kind = type(error)
     own = find_on_type(kind, "__reduce__"), find_on_type(kind, "__reduce_ex__")

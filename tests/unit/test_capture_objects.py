@@ -528,7 +528,12 @@ CHANGED: dict[str, tuple[str, Any]] = {
             super().__init__(code, f"failed: {why}")
             self.why = why
     x = Failed(5, why="disk")
-    """: ("x.errno, x.strerror, x.why, x.args", (5, "failed: disk", "disk", (5, "failed: disk"))),
+    x.__cause__ = y = OSError(2, "gone")
+    y.__cause__, y.note = x, "n"
+    """: (
+        "x.errno, x.strerror, x.why, x.args, y.errno, y.note, x.__cause__ is y, y.__cause__ is x",
+        (5, "failed: disk", "disk", (5, "failed: disk"), 2, "n", True, True),
+    ),
     """
     def scaled(by, offset=None):
         def x(n, *, times=by): return n * times if offset is None else n * times + offset
