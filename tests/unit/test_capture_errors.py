@@ -309,6 +309,24 @@ def test_a_rank_names_a_class_that_a_file_refers_to(notebook: Notebook) -> None:
     assert inline(notebook.capture("Net; type(pickle.loads(saved)) is Net")) is True
 
 
+def test_a_rank_names_the_value_that_it_cannot_restore(notebook: Notebook) -> None:
+    """As pickle: an object of a cycle is put into a set before it has its attributes."""
+    notebook.cell("""
+        class Node:
+            def __init__(self, n): self.n, self.others = n, set()
+            def __hash__(self): return hash(self.n)
+        a, b = Node(1), Node(2)
+        a.others.add(b); b.others.add(a)
+        def count(node): return len(node.others)
+    """)
+    calls = capture_call(notebook.names["count"], [notebook.names["a"]], {})
+    for captured, named in ((notebook.capture("a"), "the notebook's `a`"), (calls, "the call")):
+        with pytest.raises(AttributeError, match="no attribute 'n'") as caught:
+            inline(captured)
+        (note,) = caught.value.__notes__
+        assert note.startswith(f"raised while the rank restored {named}; ")
+
+
 def test_a_rank_says_why_it_lacks_a_value_that_the_cell_seemed_not_to_need(
     notebook: Notebook,
 ) -> None:

@@ -77,6 +77,23 @@ def load(
     return loaded
 
 
+@contextlib.contextmanager
+def _noting(name: str) -> Iterator[None]:
+    """Add to an exception that the value of ``name`` could not be unpickled; empty: the call."""
+    try:
+        yield
+    except Exception as error:  # unpickling runs the classes' own code
+        what, remedy = f"the notebook's `{name}`", "it can be created inside the cell"
+        if not name:
+            what, remedy = "the call", "its arguments can be created inside the function"
+        _add_note(error, f"raised while the rank restored {what}; {remedy} instead")
+        raise
+
+
+def _add_note(error: Exception, note: str) -> None:
+    vars(error).setdefault("__notes__", []).append(note)  # Python 3.10 has no add_note()
+
+
 class LoadedClosure:
     """A closure on a rank, ready to run."""
 
@@ -198,7 +215,8 @@ class LoadedClosure:
             unpickler.load()
         for name in self._header.names:
             before(name)
-            value = unpickler.load()
+            with _noting(name):
+                value = unpickler.load()
             if type(value) is Setting:
                 self.settings.append(value)
                 self._apply_settings([value])
@@ -224,8 +242,8 @@ class LoadedClosure:
             try:
                 return runs.get(self._header.kind, self._run_script)()
             except (NameError, AttributeError) as error:
-                if note := self._note_on(error):  # Python 3.10 has no add_note()
-                    vars(error).setdefault("__notes__", []).append(note)
+                if note := self._note_on(error):
+                    _add_note(error, note)
                 raise
 
     def _note_on(self, error: NameError | AttributeError) -> str:
