@@ -19,6 +19,9 @@ def test_cd_changes_the_working_directory(tmp_path: Path, monkeypatch: pytest.Mo
         shell.run_line_magic("cd", line)
         return Path.cwd()
 
+    with pytest.raises(ValueError, match="write %cd FOLDER"):
+        cd("-")
+    assert [cd("{name} folder"), cd("-"), cd("-"), cd("..")] == [spaced, tmp_path] * 2
     assert [cd("{name} folder"), cd(".."), cd(""), cd("..")] == [spaced, tmp_path] * 2
     assert cd("~/..") == tmp_path
     assert [cd('"my folder"'), cd(".."), cd("'{name} folder' ")] == [spaced, tmp_path, spaced]

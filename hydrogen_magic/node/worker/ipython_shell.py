@@ -9,6 +9,7 @@ import string
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.errors import HydrogenError
@@ -55,6 +56,8 @@ class RankShell:
         self.bound: dict[str, Any] = {}
         """What IPython has bound in the namespace by itself: ``In``, ``exit``, ``_`` and others."""
         self._ipython: Any = None
+        self._last_folder = ""
+        """Where ``%cd -`` leads."""
 
     def system(self, command: str) -> None:
         """Run ``!command``; its output goes to the rank's own streams."""
@@ -109,14 +112,22 @@ class RankShell:
     def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
         """Run ``%name line``."""
         if name == "cd":
-            folder = self.var_expand(line).strip().strip("\"'")
-            os.chdir(os.path.expanduser(folder or "~"))
+            self._change_folder(self.var_expand(line).strip().strip("\"'"))
             return None
         if name in _OF_FRONT_END:
             return None
         _refuse_ours(name)
         # The cell's own frame is one further up for IPython, which looks up variables there.
         return self._real(name).run_line_magic(name, line, _stack_depth + 1)
+
+    def _change_folder(self, folder: str) -> None:
+        left = self._last_folder
+        if folder == "-" and not left:
+            raise ValueError("%cd -: no %cd has run before; write %cd FOLDER")
+        with suppress(OSError):  # it may have been deleted
+            left = os.getcwd()
+        os.chdir(self._last_folder if folder == "-" else os.path.expanduser(folder or "~"))
+        self._last_folder = left
 
     def run_cell_magic(self, name: str, line: str, cell: str) -> Any:
         """Run a ``%%name`` cell."""
