@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hydrogen_magic.capture.import_effects import only_defines
-from hydrogen_magic.capture.lines import code_in_magics, names_read_by_ranks, python_lines
+from hydrogen_magic.capture.lines import code_in, names_read_by_ranks, python_lines
 from hydrogen_magic.capture.modules import local_paths
 from hydrogen_magic.core import syntax
 from hydrogen_magic.serialization.pickler import importable_name, names_of
@@ -104,7 +104,7 @@ class Imports:
             self._add(source)
 
     def _add(self, source: str) -> None:
-        for found in _read_cell(source):
+        for found in map(_read_cell, code_in(source)):
             self.futures += found.futures
             self._loaded |= found.loaded
             self._definitions |= found.definitions
@@ -148,22 +148,20 @@ class Imports:
 
 
 @functools.lru_cache(maxsize=4096)
-def _read_cell(source: str) -> tuple[_Cell, ...]:
-    """Return a cell and the code in its magics; a notebook's cells are parsed once."""
+def _read_cell(source: str) -> _Cell:
+    """Read a cell without its magics, or the code in one of them; a notebook's cells are read once."""
     tree = syntax.parsed(source)
     nodes, top = list(ast.walk(tree)), list(_module_level(tree))
     futures = [n for n in top if isinstance(n, ast.ImportFrom) and n.module == "__future__"]
     loaded = {n.id for n in nodes if isinstance(n, ast.Name) and isinstance(n.ctx, ast.Load)}
-    calls = [node for node in nodes if isinstance(node, ast.Call)]
+    calls = (node for node in nodes if isinstance(node, ast.Call))
     loaded.update(name for call in calls for name in names_read_by_ranks(call))
-    cell = _Cell(
+    return _Cell(
         tuple(statement for node in top for statement in _statements(node)),
         tuple(alias.name for node in futures for alias in node.names),
         frozenset(loaded),
         {node.name: _segment(source, node) for node in tree.body if isinstance(node, _DEFINITIONS)},
     )
-    inner = (code for call in calls for code in code_in_magics(call))
-    return (cell, *(found for code in inner for found in _read_cell(code)))
 
 
 def _is_unused_code(statement: Statement) -> bool:
@@ -176,11 +174,8 @@ def _is_unused_code(statement: Statement) -> bool:
 @functools.lru_cache(maxsize=4096)
 def import_statements(source: str) -> tuple[Statement, ...]:
     """Return the import statements anywhere in ``source``: those of functions and of magics, too."""
-    nodes = [*ast.walk(syntax.parsed(source))]
-    calls = (node for node in nodes if isinstance(node, ast.Call))
-    inner = (code for call in calls for code in code_in_magics(call))
-    own = (statement for node in nodes for statement in _statements(node))
-    return (*own, *(found for code in inner for found in import_statements(code)))
+    nodes = (node for code in code_in(source) for node in ast.walk(syntax.parsed(code)))
+    return tuple(statement for node in nodes for statement in _statements(node))
 
 
 def imported_names(tree: ast.AST) -> frozenset[str]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import ast
+import functools
 import operator
 import re
 import string
 from collections.abc import Mapping
 from typing import Any
 
+from hydrogen_magic.core import syntax
 from hydrogen_magic.serialization.code_names import names_in_source
 
 _CODE_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun", "lprun", "pinfo", "pinfo2"}
@@ -38,6 +40,14 @@ def cell_labels(namespace: Mapping[str, Any]) -> dict[str, str]:
         numbers = {name_of(raw, f"{code}\n", number): number for number, (raw, code) in inputs}
     in_order = sorted(numbers.items(), key=operator.itemgetter(1))
     return {filename: f"Cell In[{number}]" for filename, number in in_order}
+
+
+@functools.lru_cache(maxsize=4096)
+def code_in(source: str) -> tuple[str, ...]:
+    """Return the source of a cell, and the Python in its magics: the body of a ``%%time`` cell is a text."""
+    calls = [node for node in ast.walk(syntax.parsed(source)) if isinstance(node, ast.Call)]
+    inner = (code for call in calls for code in code_in_magics(call))
+    return (source, *(each for code in inner for each in code_in(code)))
 
 
 def names_in_magic(node: ast.Call) -> list[str]:

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from typing import Any
 
+from hydrogen_magic.capture.lines import code_in
 from hydrogen_magic.core import syntax
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.serialization.code_names import CODE
@@ -40,7 +41,8 @@ def seed_note(cells: Sequence[str], names: Set[str]) -> str:
 @functools.lru_cache(maxsize=4096)
 def _seed_calls(source: str) -> tuple[str, ...]:
     """Return the calls with arguments, outside of functions, of what has ``seed`` in its name."""
-    calls = [node for node in _run_at_once(syntax.parsed(source)) if isinstance(node, ast.Call)]
+    nodes = (node for code in code_in(source) for node in _run_at_once(syntax.parsed(code)))
+    calls = [node for node in nodes if isinstance(node, ast.Call)]
     return tuple(
         ast.unparse(call)
         for call in calls

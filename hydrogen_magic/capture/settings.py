@@ -13,6 +13,7 @@ from typing import Any
 
 from hydrogen_magic.capture.callers import Code
 from hydrogen_magic.capture.imports import Imports, module_name, sources_of
+from hydrogen_magic.capture.lines import code_in
 from hydrogen_magic.capture.values import CapturedItem
 from hydrogen_magic.core import syntax
 from hydrogen_magic.core.units import first_of
@@ -59,8 +60,8 @@ class _Change:
 
 @functools.lru_cache(maxsize=4096)
 def _changes_in(source: str) -> tuple[_Change, ...]:
-    found = (change for node in ast.walk(syntax.parsed(source)) for change in _changes_of(node))
-    return tuple(dict.fromkeys(found))
+    nodes = (node for code in code_in(source) for node in ast.walk(syntax.parsed(code)))
+    return tuple(dict.fromkeys(change for node in nodes for change in _changes_of(node)))
 
 
 def _changes_of(node: ast.AST) -> Iterator[_Change]:

@@ -1,4 +1,4 @@
-"""Changes of modules by a script, and by local modules that call ranks, are sent as those of cells are."""
+"""Changes of modules by cells are sent, and those by a script, and by local modules that call ranks."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ import pytest
 from hydrogen_magic.capture import Captured, capture_call
 from hydrogen_magic.capture.callers import code_of_callers
 from hydrogen_magic.serialization.closure import unbundle
-from tests.capture_rig import write
+from tests.capture_rig import Notebook, write
 
 CONF = "LR = 1\nCONFIG = {'lr': 1}\ndef rate(): return LR, CONFIG\n"
 CHANGES: dict[str, dict[str, Any]] = {
@@ -27,6 +27,14 @@ CHANGES: dict[str, dict[str, Any]] = {
     "patch.setitem(conf.CONFIG, 'lr', 5)": {"conf.CONFIG": {"lr": 5}},
     "from conf import CONFIG; CONFIG.update(lr=5)": {"conf.CONFIG": {"lr": 5}},
     "first = conf.rate; conf.rate = print; conf.rate = first": {},
+}
+
+CELLS: dict[str, dict[str, Any]] = {
+    "%%time\nconf.LR = 5": {"conf.LR": 5},
+    "%%capture out\nconf.LR = 5": {"conf.LR": 5},
+    "%%timeit -n 1 -r 1\nconf.LR = 5": {"conf.LR": 5},
+    "%time conf.LR = 5": {"conf.LR": 5},
+    "%%time\nfrom conf import CONFIG as C; C['lr'] = 5": {"conf.CONFIG": {"lr": 5}},
 }
 
 
@@ -58,6 +66,13 @@ def test_a_module_that_calls_ranks(
     write(folder, {"caller.py": caller})
     captured = importlib.import_module("caller").call(capture_call, monkeypatch)
     assert changes_in(captured) == CHANGES[text]
+
+
+@pytest.mark.parametrize("cell", CELLS)
+def test_a_cell(notebook: Notebook, cell: str) -> None:
+    notebook.cell("import conf")
+    notebook.cell(cell)
+    assert changes_in(notebook.capture("conf.rate()")) == CELLS[cell]
 
 
 @pytest.mark.parametrize("is_file", [True, False])

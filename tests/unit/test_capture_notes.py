@@ -65,7 +65,7 @@ def test_a_quiet_gang_leaves_its_notes_to_the_next_one(
     notebook: Notebook, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(launcher, "_shown_hints", set())
-    notebook.cell("import torch; torch.manual_seed(1)")
+    notebook.cell("%%time\nimport torch; torch.manual_seed(1)")
     captured = notebook.capture("torch.rand(1)")
     shown = [
         bool(launcher._new_hints(captured, JobSpec(quiet=quiet))) for quiet in (True, False, False)
