@@ -23,6 +23,7 @@ from typing import Any
 
 from hydrogen_magic.capture.import_effects import TRUSTED
 from hydrogen_magic.capture.imports import imported_names
+from hydrogen_magic.capture.lines import code_in
 from hydrogen_magic.capture.reachable import attributes_of, reads_of
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.core import syntax
@@ -46,6 +47,8 @@ from hydrogen_magic.serialization.reducers import (
 _NEEDING_BODIES = {"equinox", "msgspec", "sqlalchemy"}
 """Packages whose classes are not complete without the body of their statement. Those of others are better
 rebuilt from their attributes, which may have changed since."""
+_TIMED = "<timed exec>"
+"""File name of the code of all ``%%time`` cells."""
 _FUTURE = __future__.annotations.compiler_flag
 
 
@@ -123,17 +126,19 @@ def _needs_body(cls: type, is_current: bool) -> bool:
     packages = _observers(cls)
     if not packages or "__main__" in packages or issubclass(cls, enum.Enum):
         return False
-    needs_keyword = is_current and any(_needs_keyword(hook) for _, hook in _hooks(cls))
+    needs_keyword = is_current and any(
+        _needs_keyword(vars(kind)[name]) for kind, name in _hooks(cls)
+    )
     return needs_keyword or not packages.isdisjoint(_NEEDING_BODIES)
 
 
-def _hooks(cls: type) -> Iterator[tuple[type, Any]]:
-    """Yield what Python calls when ``cls`` is made, after the class that has it."""
+def _hooks(cls: type) -> Iterator[tuple[type, str]]:
+    """Yield the classes and names of methods that make ``cls``: Python calls the first of each name."""
     for kind in type.mro(type(cls)):
-        yield from ((kind, vars(kind)[name]) for name in MAKING & vars(kind).keys())
+        yield from ((kind, name) for name in MAKING & vars(kind).keys())
     for base in cls.__mro__[1:]:
         if "__init_subclass__" in vars(base):
-            yield base, vars(base)["__init_subclass__"]
+            yield base, "__init_subclass__"
 
 
 def _needs_keyword(hook: Any) -> bool:
@@ -141,6 +146,20 @@ def _needs_keyword(hook: Any) -> bool:
     function = getattr(hook, "__func__", hook)
     code = getattr(function, "__code__", None)
     return code is not None and code.co_kwonlyargcount > len(function.__kwdefaults__ or ())
+
+
+def hook_with_keyword(cls: type) -> str:
+    """Return the hook that fails if ranks make ``cls`` of its attributes: it needs a keyword.
+
+    Empty if there is none: ranks do not call hooks of the notebook.
+    """
+    first = {name: kind for kind, name in reversed([*_hooks(cls)])}
+    needing = (
+        f"{kind.__qualname__}.{name}"
+        for name, kind in first.items()
+        if _needs_keyword(vars(kind)[name])
+    )
+    return "" if "__main__" in _observers(cls) else next(needing, "")
 
 
 def _observers(cls: type) -> set[str]:
@@ -158,7 +177,9 @@ def _package(kind: type) -> str:
 def _files(needs: RequiredNames) -> list[str]:
     """Return the names of the notebook's cells, oldest first; without IPython that of the script."""
     script = needs.namespace.get("__file__")
-    return [*needs.labels] or ([script] if isinstance(script, str) else [])
+    if needs.labels:
+        return [*needs.labels, _TIMED]
+    return [script] if isinstance(script, str) else []
 
 
 def _text(file: str) -> str:
@@ -191,7 +212,7 @@ def _node(text: str, name: str) -> ast.ClassDef | ast.Assign | None:
     It is the statement of the class, or an assignment such as ``Base = declarative_base()``.
     """
     found: ast.ClassDef | ast.Assign | None = None
-    for one in _tree(text).body:
+    for one in (each for code in code_in(text) for each in _tree(code).body):
         match one:
             case ast.ClassDef(name=given) if given == name and not getattr(
                 one, "type_params", None
@@ -321,7 +342,8 @@ def _bound_since(node: ast.stmt, file: str, files: Sequence[str]) -> Iterator[st
 
 @functools.lru_cache(maxsize=4096)
 def _bound_in(text: str, after: int = 0) -> frozenset[str]:
-    tree = ast.Module([one for one in _tree(text).body if one.lineno > after], [])
+    body = [one for code in code_in(text) for one in _tree(code).body if one.lineno > after]
+    tree = ast.Module(body, [])
     return frozenset(names_bound_by(_compile(tree, "<cell>"))) - imported_names(tree)
 
 
@@ -355,8 +377,9 @@ def _bound_by(code: Any) -> set[str]:
 @functools.lru_cache(maxsize=4096)
 def _attributes_set_in(text: str) -> frozenset[tuple[str, str]]:
     """Return the names and attributes in a cell's assignments such as ``Net.forward = forward``."""
-    nodes = (node for node in ast.walk(syntax.parsed(text)) if isinstance(node, ast.Attribute))
-    stored = [(node.value, node.attr) for node in nodes if isinstance(node.ctx, ast.Store)]
+    nodes = (node for code in code_in(text) for node in ast.walk(syntax.parsed(code)))
+    found = (node for node in nodes if isinstance(node, ast.Attribute))
+    stored = [(node.value, node.attr) for node in found if isinstance(node.ctx, ast.Store)]
     return frozenset((of.id, name) for of, name in stored if isinstance(of, ast.Name))
 
 

@@ -16,6 +16,7 @@ from typing import Any, cast
 from hydrogen_magic.capture.class_statements import (
     ClassStatement,
     defaults_of,
+    hook_with_keyword,
     statement_of,
 )
 from hydrogen_magic.capture.module_objects import ModuleObject, constants_of
@@ -55,6 +56,7 @@ from hydrogen_magic.serialization.reducers import (
     find,
     resolve,
     restore_array,
+    restore_class,
     restore_class_by_statement,
     restore_later_state,
     restore_module_object,
@@ -255,7 +257,15 @@ class CapturePickler(Pickler):
         if (place := exported_as(cls)) is not None:
             self.modules.add(place[0])
         known = self._on_ranks(cls) or self._in_made_class(cls) or self._by_statement(cls, reduced)
-        return known or super()._reduce_class(cls, reduced)
+        return known or self._by_attributes(cls, reduced)
+
+    def _by_attributes(self, cls: type, reduced: Any) -> Any:
+        """Reduce a class that ranks make of its attributes."""
+        found = super()._reduce_class(cls, reduced)
+        if found[0] is restore_class and (hook := hook_with_keyword(cls)):
+            why = f"{hook} requires a keyword, and no class statement was found that ranks can execute again"
+            raise RefusedError(cls, why, "define the class in a local module")
+        return found
 
     def _by_statement(self, cls: type, reduced: Any) -> Any:
         """Reduce a class that ranks make by its statement; None for others."""

@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from hydrogen_magic.capture import capture_call, class_statements
+from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.serialization.closure import unbundle
 from tests.capture_rig import Notebook, RankError, Ranks, write
 
@@ -93,6 +94,17 @@ CASES = {
         """,
         "Named.named == {'x!': A}, a.f()",
         (True, "<__"),
+    ),
+    "in a magic": (
+        """
+        %%time
+        from kinds import Named
+        class A(Named, name="x"):
+            def f(self): return 3
+        a = A()
+        """,
+        "from kinds import Named\nNamed.named == {'x': A}, a.f()",
+        (True, 3),
     ),
     "checked": (
         "from kinds import Checked\nclass Deep(Checked): layers = [1, 2]\nx = Deep()",
@@ -410,5 +422,7 @@ def test_a_base_that_requires_a_keyword_gets_the_present_class(
     notebook.cell("A.set(); a = A()")
     captured = notebook.capture("Named.named['a'] is type(a) is A, a.n")
     assert ranks.run(captured).value == (True, 2)
-    with pytest.raises(RankError, match="required keyword-only argument: 'name'"):
-        ranks.run(notebook.capture("earlier.n"))
+    with pytest.raises(
+        CaptureError, match=r"Named\.__init_subclass__ requires .* in a local module"
+    ):
+        notebook.capture("earlier.n")
