@@ -166,7 +166,9 @@ def _places(change: _Change, code: Code) -> Iterator[tuple[str, list[str]]]:
     value = code.value_of(change.root)
     path = list(change.path)
     if issubclass(type(value), types.ModuleType):
-        while path and issubclass(type(inner := _contents(value).get(path[0])), types.ModuleType):
+        while path[1:] and issubclass(
+            type(inner := _contents(value).get(path[0])), types.ModuleType
+        ):
             value = inner
             del path[0]
         name = module_name(value)

@@ -17,7 +17,7 @@ from hydrogen_magic.capture.callers import code_of_callers
 from hydrogen_magic.serialization.closure import unbundle
 from tests.capture_rig import Notebook, write
 
-CONF = "LR = 1\nCONFIG = {'lr': 1}\ndef rate(): return LR, CONFIG\n"
+CONF = "import json\nLR = 1\nCONFIG = {'lr': 1}\ndef rate(): return LR, CONFIG\n"
 CHANGES: dict[str, dict[str, Any]] = {
     "conf.LR = 5": {"conf.LR": 5},
     "setattr(conf, 'LR', 5)": {"conf.LR": 5},
@@ -34,6 +34,8 @@ CELLS: dict[str, dict[str, Any]] = {
     "%%capture out\nconf.LR = 5": {"conf.LR": 5},
     "%%timeit -n 1 -r 1\nconf.LR = 5": {"conf.LR": 5},
     "%time conf.LR = 5": {"conf.LR": 5},
+    "conf.other = string": {"conf.other": None},
+    "conf.json = string": {"conf.json": None},
     "%%time\nfrom conf import CONFIG as C; C['lr'] = 5": {"conf.CONFIG": {"lr": 5}},
 }
 
@@ -70,7 +72,7 @@ def test_a_module_that_calls_ranks(
 
 @pytest.mark.parametrize("cell", CELLS)
 def test_a_cell(notebook: Notebook, cell: str) -> None:
-    notebook.cell("import conf")
+    notebook.cell("import conf, string")
     notebook.cell(cell)
     assert changes_in(notebook.capture("conf.rate()")) == CELLS[cell]
 
