@@ -52,8 +52,11 @@ class Statement:
             return False
         if not self.attribute:
             return module is value
-        attribute = name if self.name == "*" else self.attribute
-        return _attribute(module, attribute) is value
+        return _attribute(module, self.attribute_of(name)) is value
+
+    def attribute_of(self, name: str) -> str:
+        """Return the attribute of the module that it binds to ``name``."""
+        return name if self.name == "*" else self.attribute
 
     def value(self) -> Any:
         """Return what it binds to its name, None if that is not loaded."""

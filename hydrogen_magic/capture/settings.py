@@ -180,7 +180,7 @@ def _places(change: _Change, code: Code) -> Iterator[tuple[str, list[str]]]:
     elif not is_main(type(value)):
         for statement in code.importing(change.root, value):
             if statement.attribute:
-                yield statement.module, [statement.attribute, *path]
+                yield statement.module, [statement.attribute_of(change.root), *path]
 
 
 def _is_original(value: Any, home: str, path: list[str]) -> bool:

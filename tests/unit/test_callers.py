@@ -36,6 +36,7 @@ CELLS: dict[str, dict[str, Any]] = {
     "%time conf.LR = 5": {"conf.LR": 5},
     "conf.other = string": {"conf.other": None},
     "conf.json = string": {"conf.json": None},
+    "from conf import *\nCONFIG['lr'] = 5": {"conf.CONFIG": {"lr": 5}},
     "%%time\nfrom conf import CONFIG as C; C['lr'] = 5": {"conf.CONFIG": {"lr": 5}},
 }
 
