@@ -8,7 +8,7 @@ import functools
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hydrogen_magic.capture.callers import Code
@@ -37,6 +37,8 @@ _CODE = (types.FunctionType, types.BuiltinFunctionType, type, functools.partial)
 """What notebooks replace in modules that a cell only uses by others: ``torch.load``, the context of ssl."""
 _MOST_LISTED = 10
 """Settings that a note names."""
+_COMPUTED = "*"
+"""Stands for a name: ``setattr(mylib, name, value)``, ``vars(mylib)[name] = value``."""
 _UNSENT: Any = object()
 """Stands for a value that cannot be given to ranks item by item."""
 
@@ -51,48 +53,83 @@ class _Change:
     root: str
     """Name in the notebook."""
     path: tuple[str, ...]
-    """Attributes below it; empty if the object of that name is changed itself."""
+    """Attributes below it; empty if the object of that name is changed itself. The last one is
+    :data:`_COMPUTED` if the statement does not show its name."""
     is_inside: bool
     """The contents of a list or dict are changed."""
     is_item: bool = False
     """An item is set or deleted: it is a change whatever the object is."""
+    is_deletion: bool = False
+    """The attribute is deleted."""
+
+    @property
+    def is_computed(self) -> bool:
+        return self.path[-1:] == (_COMPUTED,)
 
 
 @functools.lru_cache(maxsize=4096)
 def _changes_in(source: str) -> tuple[_Change, ...]:
-    nodes = (node for code in code_in(source) for node in ast.walk(syntax.parsed(code)))
-    return tuple(dict.fromkeys(change for node in nodes for change in _changes_of(node)))
+    nodes = [node for code in code_in(source) for node in ast.walk(syntax.parsed(code))]
+    loops = dict(loop for node in nodes for loop in _loops_over_names(node))
+    found = (change for node in nodes for change in _changes_of(node))
+    named = (replace(one, root=name) for one in found for name in loops.get(one.root, [one.root]))
+    return tuple(dict.fromkeys(named))
+
+
+def _loops_over_names(node: ast.AST) -> Iterator[tuple[str, list[str]]]:
+    """Yield the variable of ``for module in (mylib, other):``, and the names of what it refers to."""
+    match node:
+        case ast.For(ast.Name(variable), ast.Tuple(names) | ast.List(names)):
+            yield variable, [variable, *(each.id for each in names if isinstance(each, ast.Name))]
 
 
 def _changes_of(node: ast.AST) -> Iterator[_Change]:
-    is_attribute = isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
-    is_item = isinstance(node, ast.Subscript) and isinstance(node.ctx, (ast.Store, ast.Del))
-    if is_attribute or is_item:
-        yield from _change(node)
+    if isinstance(node, (ast.Attribute, ast.Subscript)):
+        if not isinstance(node.ctx, ast.Load):
+            yield from _change(node, is_deletion=isinstance(node.ctx, ast.Del))
         return
     match node:
         case ast.Call(ast.Attribute(owner, attribute)) if attribute in _MUTATORS:
             yield from _change(owner, is_inside=True)
+        case ast.Call(ast.Name("setattr") | ast.Attribute(_, "setattr"), [owner, name, _]):
+            shown = str(name.value) if isinstance(name, ast.Constant) else _COMPUTED
+            yield from _change(ast.Attribute(owner, shown))
         case ast.Call(
-            ast.Name("setattr") | ast.Attribute(_, "setattr"), [owner, ast.Constant(name), _]
+            ast.Name("delattr") | ast.Attribute(_, "delattr"), [owner, ast.Constant(name)]
         ):
-            yield from _change(ast.Attribute(owner, str(name)))
+            yield from _change(ast.Attribute(owner, str(name)), is_deletion=True)
         case ast.Call(ast.Attribute(_, "setitem"), [owner, item, _]):  # of pytest's monkeypatch
             yield from _change(ast.Subscript(owner, item))
 
 
-def _change(node: ast.AST, is_inside: bool = False) -> Iterator[_Change]:
+def _change(node: ast.AST, is_inside: bool = False, is_deletion: bool = False) -> Iterator[_Change]:
     """Yield the change of what ``node`` names; below an item, that of the object which has the item."""
     is_item = not is_inside
     path: list[str] = []
-    while isinstance(node, (ast.Attribute, ast.Subscript)):
-        if isinstance(node, ast.Attribute):
-            path.insert(0, node.attr)
-        else:
-            path, is_inside = [], True
-        node = node.value
-    if isinstance(node, ast.Name):
-        yield _Change(node.id, tuple(path), is_inside, is_item and is_inside)
+    while True:
+        match node:
+            case ast.Attribute(owner, "__dict__") | ast.Call(ast.Name("vars"), [owner]):
+                path, is_inside = [_COMPUTED], False
+            case ast.Attribute(owner, name):
+                path.insert(0, name)
+            case ast.Subscript(owner):
+                path, is_inside = [], True
+            case ast.Name(name):
+                is_attribute = is_deletion and not is_inside
+                yield _Change(name, tuple(path), is_inside, is_item and is_inside, is_attribute)
+                return
+            case _:
+                return
+        node = owner
+
+
+@functools.lru_cache(maxsize=4096)
+def _texts_in(source: str) -> frozenset[str]:
+    """Return the texts in a cell that may be names of attributes, and the names of keyword arguments."""
+    nodes = [node for code in code_in(source) for node in ast.walk(syntax.parsed(code))]
+    found = {node.value for node in nodes if isinstance(node, ast.Constant)}
+    found |= {node.arg for node in nodes if isinstance(node, ast.keyword)}
+    return frozenset(each for each in found if isinstance(each, str) and each.isidentifier())
 
 
 class ModuleChanges:
@@ -140,16 +177,37 @@ class ModuleChanges:
             setting
             for code in self._code
             for change in dict.fromkeys(c for source in code.sources for c in _changes_in(source))
-            for home, path in _places(change, code)
-            for setting in _as_it_is(change, home, path, code.is_on_ranks)
+            for setting in (_computed if change.is_computed else _shown)(change, code)
         ]
+
+
+def _computed(change: _Change, code: Code) -> list[Setting]:
+    """Return the values of the attributes whose names are texts in the cells; a note if there are none."""
+    names = sorted(frozenset().union(*map(_texts_in, code.sources)))
+    shown = (replace(change, path=(*change.path[:-1], name)) for name in names)
+    code = replace(code, is_on_ranks=False)  # perhaps others were changed: these need not be copied
+    found = [setting for each in shown for setting in _shown(each, code)]
+    return found or [
+        Setting("attribute", home, ".".join(path), _UNSENT) for home, path in _places(change, code)
+    ]
+
+
+def _shown(change: _Change, code: Code) -> Iterator[Setting]:
+    for home, path in _places(change, code):
+        yield from _as_it_is(change, home, path, code.is_on_ranks)
 
 
 def _as_it_is(change: _Change, home: str, path: list[str], is_on_ranks: bool) -> Iterator[Setting]:
     """Yield the present value of what was changed, if it can be sent or if that is worth a note."""
     try:
-        value: Any = functools.reduce(_part, path, sys.modules[home])
+        owner: Any = functools.reduce(_part, path[:-1], sys.modules[home])
     except Exception:  # deleted since, or never executed; properties may raise anything
+        return
+    try:
+        value = _part(owner, path[-1])
+    except Exception:
+        if change.is_deletion:
+            yield Setting("deletion", home, ".".join(path), "deleted")
         return
     package = str(type(value).__module__).partition(".")[0]
     if package in _OF_PROVIDERS or _is_original(value, home, path):
@@ -300,6 +358,7 @@ _OF_RESULTS = (
     "attribute",
     "assignment",
     "decimal",
+    "deletion",
     "jax",
     "keras",
     "pandas",

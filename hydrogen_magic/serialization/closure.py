@@ -56,7 +56,7 @@ class Setting:
     @property
     def is_own(self) -> bool:
         """Whether the notebook itself has set it, in a module."""
-        return self.provider in ("attribute", "assignment")
+        return self.provider in ("attribute", "assignment", "deletion")
 
 
 @dataclass(frozen=True)

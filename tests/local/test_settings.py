@@ -398,12 +398,14 @@ def test_settings_of_a_spark_task_are_undone_at_its_end() -> None:
         Setting("warnings", "warnings", "", ("error", "x", ("builtins", "UserWarning"), "", 0)),
         Setting("attribute", "string", "added", 1),
         Setting("attribute", "string", "digits", "x"),
+        Setting("deletion", "string", "hexdigits", "deleted"),
+        Setting("deletion", "string", "absent", "deleted"),
     ]
 
     assert decimal.getcontext().prec == 28
 
     def state() -> list[object]:
-        names = vars(string).get("added"), string.digits
+        names = vars(string).get("added"), string.digits, vars(string).get("hexdigits")
         return [settings.read(), warnings.filters[:], logging.getLogger().handlers[:], *names]
 
     before, refused = state(), list[str]()

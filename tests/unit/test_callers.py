@@ -17,7 +17,7 @@ from hydrogen_magic.capture.callers import code_of_callers
 from hydrogen_magic.serialization.closure import unbundle
 from tests.capture_rig import Notebook, write
 
-CONF = "import json\nLR = 1\nCONFIG = {'lr': 1}\ndef rate(): return LR, CONFIG\n"
+CONF = "import json\nLR = 1\nclass C: x = 1\nCONFIG = {'lr': 1}\ndef rate(): return LR, CONFIG\n"
 CHANGES: dict[str, dict[str, Any]] = {
     "conf.LR = 5": {"conf.LR": 5},
     "setattr(conf, 'LR', 5)": {"conf.LR": 5},
@@ -37,8 +37,24 @@ CELLS: dict[str, dict[str, Any]] = {
     "conf.other = string": {"conf.other": None},
     "conf.json = string": {"conf.json": None},
     "from conf import *\nCONFIG['lr'] = 5": {"conf.CONFIG": {"lr": 5}},
+    "for name, value in {'LR': 5}.items(): setattr(conf, name, value)": {"conf.LR": 5},
+    "name = 'x'; setattr(conf.C, name, 5)": {"conf.C.x": 5},
+    "vars(conf)['LR'] = 5": {"conf.LR": 5},
+    "conf.__dict__.update(LR=5)": {"conf.LR": 5},
+    "setattr(conf, chr(78), 5)": {},
+    "name = 'rate'; setattr(conf, name, conf.json.dumps)": {},
+    "for module in (string, conf): module.LR = 5": {"conf.LR": 5},
+    "del conf.LR": {"conf.LR": "deleted"},
+    "delattr(conf.C, 'x')": {"conf.C.x": "deleted"},
+    "del conf.LR; conf.LR = 5": {"conf.LR": 5},
     "%%time\nfrom conf import CONFIG as C; C['lr'] = 5": {"conf.CONFIG": {"lr": 5}},
 }
+
+NOTED = {
+    "setattr(conf, chr(78), 5)": ["*"],
+    "name = 'rate'; setattr(conf, name, conf.json.dumps)": ["rate"],
+}
+"""Attributes of ``conf`` that are listed as not sent."""
 
 
 def changes_in(captured: Captured) -> dict[str, Any]:
@@ -75,7 +91,9 @@ def test_a_module_that_calls_ranks(
 def test_a_cell(notebook: Notebook, cell: str) -> None:
     notebook.cell("import conf, string")
     notebook.cell(cell)
-    assert changes_in(notebook.capture("conf.rate()")) == CELLS[cell]
+    captured = notebook.capture("conf.rate()")
+    noted = [hint.partition(" conf.")[2].partition(";")[0] for hint in captured.hints]
+    assert (changes_in(captured), noted) == (CELLS[cell], NOTED.get(cell, []))
 
 
 @pytest.mark.parametrize("is_file", [True, False])

@@ -17,12 +17,7 @@ def _apply_attribute(module: Any, key: str, value: Any, *, is_new: bool = False)
 
     ``is_new``: the notebook has assigned another one.
     """
-    *path, name = key.split(".")
-    owner = module
-    for part in path:
-        owner = getattr(owner, part)
-    is_stored = hasattr(owner, "__dict__") and not is_property(owner, name)
-    before = vars(owner).get(name, _MISSING) if is_stored else getattr(owner, name)
+    owner, name, before = _find(module, key)
     is_container = type(before) is type(value) and isinstance(value, (list, dict, set, deque))
     if is_container and not is_new:
         copy = before.copy()
@@ -34,6 +29,25 @@ def _apply_attribute(module: Any, key: str, value: Any, *, is_new: bool = False)
         if before is _MISSING
         else partial(setattr, owner, name, before)
     )
+
+
+def _apply_deletion(module: Any, key: str, value: Any) -> Undo:
+    """Delete an attribute that the notebook has deleted; the module on a rank may never have had it."""
+    owner, name, before = _find(module, key)
+    if before is _MISSING:
+        return lambda: None
+    delattr(owner, name)
+    return partial(setattr, owner, name, before)
+
+
+def _find(module: Any, key: str) -> tuple[Any, str, Any]:
+    """Return what has an attribute, the name of the attribute, and its value."""
+    *path, name = key.split(".")
+    owner = module
+    for part in path:
+        owner = getattr(owner, part)
+    is_stored = hasattr(owner, "__dict__") and not is_property(owner, name)
+    return owner, name, vars(owner).get(name, _MISSING) if is_stored else getattr(owner, name)
 
 
 def is_property(owner: Any, name: str) -> bool:
@@ -50,4 +64,5 @@ def _fill(target: Any, content: Any) -> None:
 PROVIDERS = {
     "attribute": Provider(lambda module: iter(()), _apply_attribute),
     "assignment": Provider(lambda module: iter(()), partial(_apply_attribute, is_new=True)),
+    "deletion": Provider(lambda module: iter(()), _apply_deletion),
 }
