@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import collections
 import functools
+import re
 import sys
 import types
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
@@ -31,6 +32,8 @@ _MUTATORS |= {"appendleft", "extendleft", "move_to_end", "popitem", "popleft", "
 _MUTATORS |= {"difference_update", "intersection_update", "symmetric_difference_update"}
 _MUTATORS |= {"sort", "subtract", "update"}
 """Methods of containers that change them."""
+_MODEL_MUTATORS = re.compile(r"load_state_dict|train|eval|(partial_)?fit|[a-z]\w*[a-z0-9]_")
+"""Methods that change models and tensors: ``weight.zero_()``."""
 _OF_PROVIDERS = {"matplotlib"}
 """Libraries whose own objects are read as settings: rcParams."""
 _CODE = (types.FunctionType, types.BuiltinFunctionType, type, functools.partial)
@@ -91,6 +94,10 @@ def _changes_of(node: ast.AST) -> Iterator[_Change]:
     match node:
         case ast.Call(ast.Attribute(owner, attribute)) if attribute in _MUTATORS:
             yield from _change(owner, is_inside=True)
+        case ast.Call(ast.Attribute(owner, attribute)) if _MODEL_MUTATORS.fullmatch(attribute):
+            yield from _change(ast.Subscript(owner, ast.Constant(None)))
+        case ast.Expr(ast.Call(ast.Attribute(owner, "to"))):  # of a tensor, it returns another one
+            yield from _change(ast.Subscript(owner, ast.Constant(None)))
         case ast.Call(ast.Name("setattr") | ast.Attribute(_, "setattr"), [owner, name, _]):
             shown = str(name.value) if isinstance(name, ast.Constant) else _COMPUTED
             yield from _change(ast.Attribute(owner, shown))
@@ -224,7 +231,8 @@ def _places(change: _Change, code: Code) -> Iterator[tuple[str, list[str]]]:
     value = code.value_of(change.root)
     path = list(change.path)
     if issubclass(type(value), types.ModuleType):
-        while path[1:] and issubclass(
+        n_kept = 0 if change.is_inside else 1  # a module may be what was assigned
+        while path[n_kept:] and issubclass(
             type(inner := _contents(value).get(path[0])), types.ModuleType
         ):
             value = inner

@@ -17,7 +17,8 @@ from hydrogen_magic.capture.callers import code_of_callers
 from hydrogen_magic.serialization.closure import unbundle
 from tests.capture_rig import Notebook, write
 
-CONF = "import json\nLR = 1\nclass C: x = 1\nCONFIG = {'lr': 1}\ndef rate(): return LR, CONFIG\n"
+MODEL = "class C:\n x = 1\n def eval(self): pass\n to = zero_ = eval\nmodel = C()\n"
+CONF = MODEL + "import json\nLR = 1\nCONFIG = {'lr': 1}\ndef rate(): return LR, CONFIG\n"
 CHANGES: dict[str, dict[str, Any]] = {
     "conf.LR = 5": {"conf.LR": 5},
     "setattr(conf, 'LR', 5)": {"conf.LR": 5},
@@ -47,10 +48,15 @@ CELLS: dict[str, dict[str, Any]] = {
     "del conf.LR": {"conf.LR": "deleted"},
     "delattr(conf.C, 'x')": {"conf.C.x": "deleted"},
     "del conf.LR; conf.LR = 5": {"conf.LR": 5},
+    "conf.model.eval()": {},
+    "same = conf.model.to()": {},
+    "from conf import model; model.zero_(); model.to()": {},
     "%%time\nfrom conf import CONFIG as C; C['lr'] = 5": {"conf.CONFIG": {"lr": 5}},
 }
 
 NOTED = {
+    "conf.model.eval()": ["model"],
+    "from conf import model; model.zero_(); model.to()": ["model"],
     "setattr(conf, chr(78), 5)": ["*"],
     "name = 'rate'; setattr(conf, name, conf.json.dumps)": ["rate"],
 }
