@@ -18,6 +18,9 @@ _CODE_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun", "lprun", 
 _RANK_MAGICS = {"distributed", "infer"}
 _BINDING_MAGICS = {"load_ext", "pylab", "run", "store"}
 """Magics that bind names which their line does not show."""
+_OPTIONS = re.compile(r"\A(\s*--?[A-Za-z][\w-]*(\s+\d+)?(?=\s))+\s*")
+"""``-n 1 -r 1`` of ``%timeit``."""
+_IPYTHON_LINE = re.compile(r"^([ \t]*)[!%].*", re.MULTILINE)
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -46,8 +49,15 @@ def cell_labels(namespace: Mapping[str, Any]) -> dict[str, str]:
 def code_in(source: str) -> tuple[str, ...]:
     """Return the source of a cell, and the Python in its magics: the body of a ``%%time`` cell is a text."""
     calls = [node for node in ast.walk(syntax.parsed(source)) if isinstance(node, ast.Call)]
-    inner = (code for call in calls for code in code_in_magics(call))
+    inner = (_as_python(text) for call in calls for text in code_in_magics(call))
     return (source, *(each for code in inner for each in code_in(code)))
+
+
+def _as_python(text: str) -> str:
+    """Return the line or body of a magic, which is as typed, without options and lines of IPython."""
+    if syntax.parsed(text).body:
+        return text
+    return _IPYTHON_LINE.sub(r"\1pass", _OPTIONS.sub("", text))
 
 
 def names_in_magic(node: ast.Call) -> list[str]:
