@@ -223,8 +223,9 @@ def test_victims_alone_wait_for_somebody_to_blame() -> None:
 
 
 def test_a_rank_that_aborted_is_to_blame_though_its_end_is_heard_of_later() -> None:
-    complaint = ev.RankFailed(1.0, 0, GLOO_CLOSED, "running")
-    assert blamed(complaint, ev.RankExited(1.002, 1, None, "SIGABRT")) == 1
+    aborted = ev.RankExited(1.002, 1, None, "SIGABRT")
+    for error in (GLOO_CLOSED, ev.ErrorReport("ConnectionResetError", "reset by peer")):
+        assert blamed(ev.RankFailed(1.0, 0, error, "running"), aborted) == 1
 
 
 def test_a_connection_error_outside_of_collectives_comes_before_those_inside() -> None:
@@ -237,6 +238,7 @@ def test_a_connection_error_outside_of_collectives_comes_before_those_inside() -
     assert blamed(complaint, unwinding, now_s=9.0) is None, "it cleans up"
     assert blamed(complaint, unwinding) == blamed(complaint, failed) == 1
     assert blamed(failed, ev.RankExited(1.5, 0, None, "SIGABRT")) == 1
+    assert blamed(complaint, replaced(unwinding, at_s=1.2), now_s=2.1) == 0, "a consequence"
 
 
 def test_a_stopped_rank_is_to_blame_for_others_timeouts() -> None:

@@ -316,17 +316,25 @@ def verdict(state: GangState, now_s: float) -> Verdict | None:
     if ended is not None:
         older = unwinding is not None and unwinding.at_s < ended.at_s
         return _decide(ended, ended.at_s + (_UNWINDING_STRONG_S if older else _SETTLE_S), now_s)
-    # A rank that aborted sends no report; reports of its peers may arrive before its end.
-    first = min(
-        (one for one in found if one.final or not one.of_library),
-        key=lambda one: (not one.strong, one.of_library, one.at_s),
+    # One that began after a report, by more than their delays differ, is a consequence of that failure.
+    latest_s = first_final_s + _SETTLE_S
+    candidates = (
+        one
+        for one in found
+        if one.final or one.strong or (not one.of_library and one.at_s <= latest_s)
     )
+    first = min(candidates, key=lambda one: (not one.strong, one.of_library, _began_s(state, one)))
     if not first.final:
         return _decide(first, first_final_s + _UNWINDING_S, now_s)
     if now_s < first_final_s + _SETTLE_WEAK_S:
         return Verdict(None, first_final_s + _SETTLE_WEAK_S)
     absent = _sole_absent(state)
     return Verdict(first.rank if absent is None else absent, now_s)
+
+
+def _began_s(state: GangState, one: Evidence) -> float:
+    """Return when a rank failed: one that aborted sends no report, and peers may report before its end."""
+    return one.at_s - (_SETTLE_S if state.ranks[one.rank].failure is None else 0.0)
 
 
 def waits_for_good(state: GangState) -> int | None:
