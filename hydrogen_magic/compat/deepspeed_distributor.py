@@ -39,7 +39,7 @@ class DeepspeedTorchDistributor(TorchDistributor):
         "--np": "`numGpus*nnodes`",
         "--gpu": "`useGpu=True` (the default)",
         "--on local": "`localMode=True`",
-        "--on spark": "`localMode=False`",
+        "--on spark": "`localMode=False` (`localMode=True` runs on this machine)",
         "use_gpu": "`useGpu`",
     }
 

@@ -18,10 +18,10 @@ from hydrogen_magic.node.worker.nesting import refuse_nested
 
 _VERBOSITIES = ("all", "log_callback_only")
 _OWN_NAMES = {
-    "--np": "`abs(np)`",
+    "--np": "the absolute value of `np`",
     "--gpu": "`%config Distributed.gpu = True`",
     "--on local": "a negative `np`",
-    "--on spark": "a positive `np`",
+    "--on spark": "a positive `np` (a negative one runs on this machine)",
 }
 
 

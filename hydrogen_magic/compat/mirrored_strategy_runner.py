@@ -29,7 +29,7 @@ _OWN_NAMES = {
     "--np": "`num_slots`",
     "--gpu": "`use_gpu=True` (the default)",
     "--on local": "`local_mode=True`",
-    "--on spark": "`local_mode=False`",
+    "--on spark": "`local_mode=False` (`local_mode=True` runs on this machine)",
 }
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import operator
+import re
 import sys
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -93,8 +94,12 @@ def own_names(names: Mapping[str, str]) -> Iterator[None]:
     except RankFailedError:
         raise  # its text is the user's own
     except HydrogenError as error:
-        known = {**names, **_COMMON}
-        used = [f"`{option}` is {own}" for option, own in known.items() if option in error.report]
+        # "--np" is also the beginning of torchrun's --nproc-per-node.
+        used = [
+            f"`{option}` is {own}"
+            for option, own in {**names, **_COMMON}.items()
+            if re.search(rf"{re.escape(option)}(?![\w-])", error.report)
+        ]
         if used:
             line = f"\nhere {', '.join(used)}"
             error.args = (f"{error}{line}",)

@@ -50,7 +50,7 @@ class TorchDistributor:
         "--np": "`num_processes`",
         "--gpu": "`use_gpu=True` (the default)",
         "--on local": "`local_mode=True`",
-        "--on spark": "`local_mode=False`",
+        "--on spark": "`local_mode=False` (`local_mode=True` runs on this machine)",
     }
     _TORCH_SSL_CONF = "pytorch.spark.distributor.ignoreSsl"
 

@@ -74,15 +74,28 @@ HOROVOD, TORCH = HorovodRunner(-2), TorchDistributor(2, use_gpu=False)
 @pytest.mark.parametrize(
     ("runner", "text", "names"),
     [
-        (HOROVOD, NO_SESSION, "\nhere `--on spark` is a positive `np`"),
-        (HOROVOD, TOO_MANY, "\nhere `--np` is `abs(np)`, `--wait` is an option of `%%distributed`"),
-        (TORCH, NO_SESSION, "\nhere `--on spark` is `local_mode=False`"),
+        (
+            HOROVOD,
+            NO_SESSION,
+            "\nhere `--on spark` is a positive `np` (a negative one runs on this machine)",
+        ),
+        (
+            HOROVOD,
+            TOO_MANY,
+            "\nhere `--np` is the absolute value of `np`, `--wait` is an option of `%%distributed`",
+        ),
+        (
+            TORCH,
+            NO_SESSION,
+            "\nhere `--on spark` is `local_mode=False` (`local_mode=True` runs on this machine)",
+        ),
         (
             TORCH,
             NO_GPU,
             "\nhere `--np` is `num_processes`, `--gpu` is `use_gpu=True` (the default)",
         ),
         (TORCH, "`x` cannot be sent", ""),
+        (TORCH, "torchrun --nproc-per-node 2 --packages a --gpus all --wait-for b", ""),
     ],
 )
 def test_errors_name_the_arguments_of_the_class(
