@@ -117,15 +117,21 @@ def test_backends_that_do_not_count_and_calls_of_horovod(group: Group) -> None:
 
 
 @pytest.mark.parametrize(
-    ("is_compiled", "backend", "remedy"),
+    ("is_compiled", "backend", "steps_of_torch", "remedy"),
     [
-        (True, "torch", "compile the model with hvd.DistributedOptimizer(optimizer)"),
-        (True, "tensorflow", "as the gang's rendezvous says"),
-        (False, "torch", "as the gang's rendezvous says"),
+        (True, "torch", 0, "compile the model with hvd.DistributedOptimizer(optimizer)"),
+        (True, "torch", 1, "as the gang's rendezvous says"),  # another model is trained
+        (True, "tensorflow", 0, "as the gang's rendezvous says"),
+        (False, "torch", 0, "as the gang's rendezvous says"),
     ],
 )
 def test_a_model_that_keras_trains_is_to_be_compiled_with_another_optimizer(
-    is_compiled: bool, backend: str, remedy: str, group: Group, monkeypatch: pytest.MonkeyPatch
+    is_compiled: bool,
+    backend: str,
+    steps_of_torch: int,
+    remedy: str,
+    group: Group,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     keras = ModuleType("keras")
     keras.Model = type("Model", (), {"compiled": is_compiled})  # type: ignore[attr-defined]
@@ -134,6 +140,8 @@ def test_a_model_that_keras_trains_is_to_be_compiled_with_another_optimizer(
     model, counter = keras.Model(), ExchangeCounter(0)
     model.fitted = []  # the garbage collector has objects that refer to others only
     counter.join_advice = "as the gang's rendezvous says"
+    for _ in range(steps_of_torch):
+        counter.note_step(group)
     assert counter.warning(10, is_over=False).endswith(remedy)
 
 

@@ -88,7 +88,8 @@ class ExchangeCounter:
         is_own = bool(self._of_ddp) and self._own_steps > _FEW_STEPS
         if not (is_long or (is_own if exchanged else alone > 0)):
             return ""
-        remedy = _remedy_of_keras() or self.join_advice or self._of_ddp or _remedy()
+        of_keras = "" if self._own_steps else _remedy_of_keras()
+        remedy = of_keras or self.join_advice or self._of_ddp or _remedy()
         return (
             f"{counted(alone, 'optimizer step')} without any collective: each of "
             f"the {world_size} ranks trains its own model. To train one model, {remedy}"
