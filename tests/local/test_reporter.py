@@ -126,13 +126,24 @@ def test_an_integer_that_no_float_holds_is_refused() -> None:
         api.log(loss=10**400)
 
 
-def test_a_child_of_a_rank_warns_that_it_reports_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_children_of_a_rank_warn_once_that_they_report_nothing(
+    reporter: reporters.Reporter,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    reporters.install(None)  # as a fork does
     monkeypatch.setenv(COOKIE, "a gang")
     monkeypatch.setenv("RANK", "3")
     monkeypatch.setattr("multiprocessing.parent_process", object)
     with pytest.warns(UserWarning, match=r"hm\.log\(\) reports nothing here.* by rank 3") as caught:
+        [api.log(loss=1.0) for _ in range(3)]
+    assert [each.filename for each in caught] == [__file__]
+    reporters.install(reporter)
+    reporters.install(None)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
         api.log(loss=1.0)
-    assert caught[0].filename == __file__
+    assert "reports nothing here" in capsys.readouterr().err
 
 
 def test_no_point_is_lost_or_doubled_between_threads(

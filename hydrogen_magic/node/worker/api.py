@@ -92,12 +92,16 @@ def log(step: int | None = None, **metrics: Any) -> None:
     _points.as_numbers(metrics)
     if step is not None:
         _points.as_step(step)
-    if multiprocessing.parent_process() is not None and COOKIE in os.environ:
-        warnings.warn(
+    is_child = multiprocessing.parent_process() is not None and COOKIE in os.environ
+    if is_child and _reporter.may_warn():
+        text = (
             f"hm.log() reports nothing here: this process, such as a worker of a DataLoader, was started by "
-            f"rank {rank()}; return the values to the rank, and log them there",
-            stacklevel=2,
+            f"rank {rank()}; return the values to the rank, and log them there"
         )
+        try:
+            warnings.warn(text, stacklevel=2)
+        except UserWarning:  # python -W error: the values are no reason to end the process
+            print(text, file=sys.stderr)
 
 
 def track(iterable: Iterable[_T], total: float | None = None, desc: str = "") -> Track[_T]:

@@ -10,6 +10,7 @@ are dropped, and their number is reported; failures, phases and notices are neve
 
 from __future__ import annotations
 
+import mmap
 import os
 import time
 from collections import deque
@@ -179,6 +180,8 @@ class _ProcessReporter:
     """The reporter of this process: observers are called by libraries, which cannot pass one on."""
 
     reporter: Reporter | None = None
+    has_warned: mmap.mmap | None = None
+    """One byte that the rank shares with processes that it forks: it is not 0 after a warning of one."""
 
 
 _process = _ProcessReporter()
@@ -199,6 +202,17 @@ def notice(level: str, text: str) -> None:
 def install(reporter: Reporter | None) -> None:
     """Make ``reporter`` the reporter of this process."""
     _process.reporter = reporter
+    if reporter is not None:
+        _process.has_warned = mmap.mmap(-1, 1)
+
+
+def may_warn() -> bool:
+    """Return whether no process forked by this rank has asked this before; in other processes always true."""
+    shared = _process.has_warned
+    if shared is None:
+        return True
+    before, shared[0] = shared[0], 1
+    return not before
 
 
 # A process forked by a rank (a DataLoader worker) has no sending thread, and must not write into
