@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import itertools
 import json
 import weakref
 from collections.abc import Collection
@@ -433,9 +434,14 @@ def test_what_a_rank_printed_before_it_asks_is_shown() -> None:
     assert [line[2] for line in lines.take(1.0)[0]] == ["your name, "]
 
 
-@pytest.mark.parametrize("blocking", [True, False], ids=["cell waits", "detached"])
+@pytest.mark.parametrize(
+    ("blocking", "expected"),
+    [(True, False), (False, False), (False, True)],
+    ids=["cell waits", "detached", "detached in a front end without widgets"],
+)
 def test_output_that_a_tool_without_widgets_may_have_ignored_is_in_the_picture(
     blocking: bool,
+    expected: bool,
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
     capsys: pytest.CaptureFixture[str],
@@ -447,9 +453,10 @@ def test_output_that_a_tool_without_widgets_may_have_ignored_is_in_the_picture(
     )
     gang = FakeGang(tmp_path, ended=True)
     gang._events.insert(-1, ev.Output(1.5, 1, "stdout", "accuracy 0.93\n"))
-    view = WidgetView(gang, blocking=blocking, expected=False)
+    clock = itertools.count(0, 10.0).__next__  # no page says hello in time
+    view = WidgetView(gang, blocking=blocking, expected=expected, clock=clock)
     view.update(gang.snapshot(), gang.events())
     view.close(gang.snapshot())
     assert capsys.readouterr().out == "[1] accuracy 0.93\n"
     for kind in ("text/html", "text/plain"):
-        assert ("accuracy 0.93" in shown[-1][kind]) is not blocking
+        assert ("accuracy 0.93" in shown[-1][kind]) is not (blocking or expected)

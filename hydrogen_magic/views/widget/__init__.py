@@ -219,8 +219,8 @@ class WidgetView:
 
     def _leave_picture(self, state: GangState) -> None:
         is_printed = self._text is not None
-        # Clients such as nbclient ignore what is printed after the end of its cell, and show updates.
-        with_output = not (is_printed and self._blocking)
+        # Tools such as nbclient, which is no front end, ignore what is printed after the end of its cell.
+        with_output = not (is_printed and (self._blocking or self._expected))
         drawn = static_view(self._live.events(), state.gang, self._live.page_updates)
         html = drawn.html(state, with_output=with_output, is_raised=self._blocking)
         lines = gang_lines(state, state.now_s, NotebookOutput.width)
