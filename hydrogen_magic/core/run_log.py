@@ -28,7 +28,7 @@ import weakref
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from io import FileIO
 from itertools import islice
 from pathlib import Path
@@ -37,6 +37,7 @@ from typing import BinaryIO
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.event_history import EventHistory
+from hydrogen_magic.core.units import clipped
 from hydrogen_magic.errors import HydrogenError
 
 OWNER_SOCKET = "owner.sock"
@@ -71,6 +72,9 @@ _BEGINS_S = 10.0
 _SILENT_S = 60.0
 """Health is recorded about once a second: after this silence, a run seems over whose owner is on another
 machine, or which could not record its end."""
+
+_SHORT_REASON = 200
+"""Characters of the reason of an end that replaces other events; most reasons are shorter."""
 
 _TAIL_BYTES = 1 << 16
 """Number of bytes read first to find the last line; stacks of many threads can make a longer one."""
@@ -501,19 +505,25 @@ def complete(gang_id: str, events: Sequence[ev.Event], *, only_now: bool = False
                 missing = missing[file.write(missing) :]
         except OSError:
             if only_now and isinstance(events[-1], ev.GangEnded):
-                _write_over(file, _line(events[-1]))
+                _write_over(file, events[-1])
             raise
 
 
-def _write_over(file: FileIO, line: bytes) -> None:
-    """Replace the last lines of a record by ``line``, if it has more than one: this needs no space."""
+def _write_over(file: FileIO, end: ev.GangEnded) -> None:
+    """Replace the last lines of a record by ``end``, which needs no space; the first line stays.
+
+    An end that is longer than the other lines is shortened. Nothing is written if that is not enough.
+    """
     file.seek(0)
     data = file.readall()
-    start = data.rfind(b"\n", 0, max(0, len(data) - len(line))) + 1
-    if start:
-        file.truncate(start + len(line))  # first: a part of a line is ignored
-        file.seek(start)
-        file.write(line)
+    short = replace(end, reason=clipped(end.reason, _SHORT_REASON), metrics={})
+    for line in map(_line, (end, short)):
+        start = data.rfind(b"\n", 0, max(0, len(data) - len(line))) + 1
+        if start:
+            file.truncate(start + len(line))  # first: a part of a line is ignored
+            file.seek(start)
+            file.write(line)
+            return
 
 
 def write_end(run_dir: Path, reason: str) -> None:

@@ -216,6 +216,15 @@ def test_the_end_of_a_gang_needs_no_space_on_its_disk(n_free: int) -> None:
     assert [rank.phase for rank in replay([*kept, end]).ranks] == ["done", "done"]
 
 
+def test_an_end_that_is_longer_than_the_record_is_shortened() -> None:
+    recorded = [launched("g1"), *[METRICS] * 5]
+    file = write("g1", *recorded) / "events.jsonl"
+    end = replace(ENDED, reason="x" * 500, metrics={f"loss_{n}": 0.5 for n in range(100)})
+    with disk_full_at(file.stat().st_size), pytest.raises(OSError, match="File too large"):
+        run_log.complete("g1", [*recorded, end], only_now=True)
+    assert run_log.read("g1")[-1:] == [replace(ENDED, reason="x" * 199 + "…")]
+
+
 def test_the_end_of_a_gang_is_its_last_event(capsys: pytest.CaptureFixture[str]) -> None:
     """Without an end there, the next kernel reports a gang that was lost."""
     record = run_log.Record.create("g1")
