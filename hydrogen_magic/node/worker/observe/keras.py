@@ -8,7 +8,6 @@ draw it instead. With ``verbose=0`` there is no bar here either.
 
 from __future__ import annotations
 
-import sys
 import threading
 import weakref
 from collections.abc import Mapping
@@ -84,7 +83,7 @@ def _is_on_jax() -> bool:
     """
     import keras
 
-    return "jax" in sys.modules and keras.config.backend() == "jax"
+    return bool(keras.config.backend() == "jax")
 
 
 class KerasHooks:

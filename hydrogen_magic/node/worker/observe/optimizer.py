@@ -80,7 +80,7 @@ def _end(optimizer: Any) -> None:
 
 
 def _end_of_zero(_: None, optimizer: Any, *__: Any, **___: Any) -> None:
-    if optimizer.overflow:
+    if getattr(optimizer, "overflow", False):
         _abandon()
     else:
         _end(optimizer)
