@@ -182,6 +182,43 @@ def test_values_of_rare_encodings_are_exact(column: pa.Array, kind: type) -> Non
     assert not any(word in str(found.type) for word in ("view", "run", "dictionary", "extension"))
 
 
+TEXTS = pa.array(["a", "b", "a"])
+CATEGORIES = TEXTS.dictionary_encode()
+TIMES = pa.array([1, None, 86_399_999_999_999], pa.time64("ns"))
+IS_NULL = pa.array([True, False, False])
+REBUILT = (
+    (pa.RunEndEncodedArray.from_arrays([1, 2, 3], TIMES), TIMES),
+    (
+        pa.StructArray.from_arrays([CATEGORIES, TIMES], ["of", "of"], mask=IS_NULL),
+        pa.StructArray.from_arrays([TEXTS, TIMES], ["of", "of"], mask=IS_NULL),
+    ),
+    (
+        pa.MapArray.from_arrays([0, 2, 3], TEXTS, CATEGORIES).slice(1),
+        pa.MapArray.from_arrays([0, 1], TEXTS[2:], TEXTS[2:]),
+    ),
+    (
+        pa.ListViewArray.from_arrays(
+            [2, 9, 0], [1, 0, 3], TIMES, mask=pa.array([False, True, False])
+        ),
+        pa.ListArray.from_arrays([0, None, 1, 4], TIMES.take(pa.array([2, 0, 1, 2]))),
+    ),
+)
+
+
+@pytest.mark.parametrize(("column", "plain"), REBUILT, ids=lambda column: str(column.type))
+def test_rare_encodings_are_rebuilt_from_their_parts(column: pa.Array, plain: pa.Array) -> None:
+    found = run(taking(pa.Table, lambda rows: {"y": rows["x"]}), pa.table({"x": column}))["y"]
+    assert found.combine_chunks().equals(plain)
+
+
+def test_categories_inside_structs_and_lists_stay_in_polars() -> None:
+    lists = pa.ListArray.from_arrays([0, 1, 2, 3], CATEGORIES)
+    table = pa.table({"x": pa.StructArray.from_arrays([CATEGORIES, lists], ["a", "b"])})
+    found = run(taking(pl.DataFrame, lambda rows: [str(rows.schema["x"])] * len(rows)), table)
+    expected = str(pl.Struct({"a": pl.Categorical, "b": pl.List(pl.Categorical)}))
+    assert found["prediction"].to_pylist() == [expected] * 3
+
+
 # ── what predict takes ───────────────────────────────────────────────────────────────────────────
 
 

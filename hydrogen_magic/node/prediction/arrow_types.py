@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
 _FAMILIES: dict[str, tuple[Callable[[pa.DataType], bool], ...]] = {
     "null": (pa.types.is_null,),
@@ -142,9 +144,9 @@ def with_parts(
 # ── encodings ────────────────────────────────────────────────────────────────────────────────────
 
 
-def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
+def plain_rows(rows: pa.RecordBatch, *, is_polars: bool = False) -> pa.RecordBatch:
     """Return rows whose columns are :func:`plain`."""
-    columns = [plain(column) for column in rows.columns]
+    columns = [plain(column, is_polars=is_polars) for column in rows.columns]
     types = [column.type for column in columns]
     if types == rows.schema.types:
         return rows
@@ -152,38 +154,101 @@ def plain_rows(rows: pa.RecordBatch) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays(columns, schema=pa.schema(fields, rows.schema.metadata))
 
 
-def plain(array: pa.Array) -> pa.Array:
+def plain(array: pa.Array, *, is_polars: bool = False) -> pa.Array:
     """Return the same values in a type that PyArrow and Polars convert exactly; most arrays as they are.
 
     Without views, runs, booleans of a byte, dictionaries inside nested types, and dictionaries of nulls or of
     nested values: for pandas, integers with nulls in these would become floats; and PyArrow cannot
-    filter views, and cannot unify such dictionaries.
+    filter views, and cannot unify such dictionaries. ``is_polars``: keep dictionaries of text inside nested
+    types, which Polars reads as categories.
     """
     kind = array.type
-    if pa.types.is_dictionary(kind):
-        is_plain = family(kind.value_type) not in ("null", "other", *NESTED)
-        has_null = array.dictionary.null_count > 0
-        return array if is_plain and not has_null else plain(array.dictionary_decode())
-    wanted = _plain_type(kind)
-    if wanted == kind:
-        return array
-    if family(kind) in ("text", "bytes"):
-        return array.cast(wanted)
-    # By way of Python: casts of views of lists lose items, and not all of these types have a cast.
-    return pa.array(array.to_pylist(), wanted)
+    if not pa.types.is_dictionary(kind):
+        return _converted(array, _plain_type(kind, is_polars))
+    values = plain(array.dictionary, is_polars=is_polars)
+    if values.null_count or family(values.type) in ("null", "other", *NESTED):
+        return values.take(array.indices)
+    return _converted(array, pa.dictionary(kind.index_type, values.type, kind.ordered))
 
 
-def _plain_type(kind: pa.DataType) -> pa.DataType:
+def _plain_type(kind: pa.DataType, is_polars: bool) -> pa.DataType:
+    def part(of: pa.DataType) -> pa.DataType:
+        return _plain_type(of, is_polars)
+
     if isinstance(kind, pa.Bool8Type):
         return pa.bool_()
-    if pa.types.is_run_end_encoded(kind) or pa.types.is_dictionary(kind):
-        return _plain_type(kind.value_type)
+    if pa.types.is_dictionary(kind):
+        values = part(kind.value_type)
+        is_kept = is_polars and family(values) == "text"
+        return pa.dictionary(kind.index_type, values, kind.ordered) if is_kept else values
+    if pa.types.is_run_end_encoded(kind):
+        return part(kind.value_type)
     if pa.types.is_string_view(kind):
         return pa.large_string()
     if pa.types.is_binary_view(kind):
         return pa.large_binary()
     if pa.types.is_list_view(kind):
-        return pa.list_(_plain_type(kind.value_type))
+        return pa.list_(kind.value_field.with_type(part(kind.value_type)))
     if pa.types.is_large_list_view(kind):
-        return pa.large_list(_plain_type(kind.value_type))
-    return (with_parts(kind, _plain_type) if kind.num_fields else None) or kind
+        return pa.large_list(kind.value_field.with_type(part(kind.value_type)))
+    return (with_parts(kind, part) if kind.num_fields else None) or kind
+
+
+def _converted(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return the same values in their plain type.
+
+    Part by part: Python's times have no nanoseconds, casts of views of lists lose items, and not all of
+    these types have a cast.
+    """
+    kind = array.type
+    if kind == wanted:
+        return array
+    if pa.types.is_dictionary(kind):
+        if pa.types.is_dictionary(wanted):
+            values = _converted(array.dictionary, wanted.value_type)
+            return pa.DictionaryArray.from_arrays(array.indices, values, ordered=kind.ordered)
+        return _converted(array.dictionary, wanted).take(array.indices)
+    if pa.types.is_run_end_encoded(kind):
+        rows = np.arange(array.offset, array.offset + len(array))
+        runs = np.searchsorted(array.run_ends.to_numpy(), rows, side="right")
+        return _converted(array.values, wanted).take(pa.array(runs))
+    if isinstance(kind, pa.Bool8Type):
+        return array.storage.cast(wanted)
+    if family(kind) in ("text", "bytes"):
+        return array.cast(wanted)
+    return _of_parts(array, wanted)
+
+
+def _of_parts(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    is_null = array.is_null()
+    if pa.types.is_struct(wanted):
+        places = range(wanted.num_fields)
+        fields = [_converted(array.field(place), wanted.field(place).type) for place in places]
+        return pa.StructArray.from_arrays(fields, fields=list(wanted), mask=is_null)
+    if family(array.type) == "other":
+        return _of_view(array, wanted)
+    types = (wanted.key_type, wanted.item_type) if pa.types.is_map(wanted) else (wanted.value_type,)
+    parts = [_converted(*each) for each in zip(parts_of(array), types, strict=True)]
+    if pa.types.is_fixed_size_list(wanted):
+        return pa.FixedSizeListArray.from_arrays(*parts, type=wanted, mask=is_null)
+    starts = pc.subtract(array.offsets, array.offsets[0])
+    return type(array).from_arrays(starts, *parts, type=wanted, mask=is_null)
+
+
+def _of_view(array: pa.Array, wanted: pa.DataType) -> pa.Array:
+    """Return lists of a view, which may be in any order and have items in common."""
+    sizes = pc.fill_null(pc.list_value_length(array), 0).to_numpy()
+    has_items, offsets = sizes > 0, array.offsets.to_numpy()
+    first = offsets[has_items].min(initial=len(array.values))
+    last = (offsets + sizes)[has_items].max(initial=first)
+    ends = sizes.cumsum()
+    places = np.arange(sizes.sum()) + np.repeat(offsets - first - ends + sizes, sizes)
+    items = _converted(array.values.slice(first, last - first), wanted.value_type)
+    is_large = pa.types.is_large_list(wanted)
+    of_lists, offset_type = (
+        (pa.LargeListArray, pa.int64()) if is_large else (pa.ListArray, pa.int32())
+    )
+    starts = pa.array([0, *ends], offset_type)
+    return of_lists.from_arrays(
+        starts, items.take(pa.array(places)), type=wanted, mask=array.is_null()
+    )

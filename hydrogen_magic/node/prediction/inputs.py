@@ -93,7 +93,7 @@ class BatchConverter:
         if self._kind == kinds.PANDAS:
             return arrow_to_pandas.whole(part, first_row + start)
         if self._kind not in _OF_ARROW and isinstance(part, pa.RecordBatch):
-            part = plain_rows(part)
+            part = plain_rows(part, is_polars=self._kind == kinds.POLARS)
         if self._module is None:
             return _CONVERSIONS[self._kind](part)
         convert = _FOR_MODULES.get(self._kind, _CONVERSIONS[self._kind])
