@@ -1,4 +1,4 @@
-"""What pandas wrote into the schema of Arrow data, for a result without some of its columns."""
+"""What pandas wrote into the schema of Arrow data: attributes, the index, the dtypes of columns."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Any
 
 import pyarrow as pa
 
+_INVALID = (ValueError, TypeError, KeyError, AttributeError)
+"""Errors of invalid metadata, which the conversion of the rows reports, if batches are those of pandas."""
+
 
 def attrs(schema: pa.Schema) -> Any:
     """Return the ``attrs`` of batches that are pandas DataFrames, None if there are none."""
     try:
         return (schema.pandas_metadata or {}).get("attributes")
-    except ValueError:  # the metadata is invalid, which the conversion of the rows reports
+    except _INVALID:
         return None
 
 
@@ -24,10 +27,10 @@ def of_rows(schema: pa.Schema, n_rows: int | None) -> pa.Schema:
     """
     try:
         found = schema.pandas_metadata or {}
-    except ValueError:  # as above
+        stored = found.get("index_columns", [])
+        index = [level for level in stored if isinstance(level, str) or _length(level) == n_rows]
+    except _INVALID:
         return schema
-    stored = found.get("index_columns", [])
-    index = [level for level in stored if isinstance(level, str) or _length(level) == n_rows]
     if index == stored:
         return schema
     text = json.dumps({**found, "index_columns": index})

@@ -506,6 +506,29 @@ def test_numbers_and_times_stay_exact_inside_nested_types(column: pa.Array) -> N
         assert arrays["x"].tolist() == column.to_pylist()
 
 
+def test_a_time_in_nanoseconds_leaves_the_other_fields_of_a_struct_as_they_are() -> None:
+    rows = [
+        {"t": pd.Timestamp(1), "e": [1.0, 2.0], "n": 2**60 + 1},
+        {"t": None, "e": None, "n": None},
+        None,
+    ]
+    fields = [("t", pa.timestamp("ns")), ("e", pa.list_(pa.float64())), ("n", pa.int64())]
+    table = pa.table({"x": pa.array(rows, pa.struct(fields)).slice(0)})
+    first, second, third = arrow_to_pandas.whole(table.to_batches()[0], 0)["x"]
+    assert first["t"] == pd.Timestamp(1) and first["e"].mean() == 1.5 and first["n"] == 2**60 + 1
+    assert second == {"t": None, "e": None, "n": None} and third is None
+
+
+@pytest.mark.parametrize("stored", ["null", "[]", '{"index_columns": [{"kind": "range"}]}'])
+def test_invalid_metadata_of_pandas_hinders_no_other_batches(stored: str) -> None:
+    table = pa.table({"x": [1, 2]}).replace_schema_metadata({"pandas": stored})
+
+    def predict(batch: pa.Table) -> Any:
+        return batch.select(["x"]).rename_columns(["y"])
+
+    assert predicted(table, predict)["y"].to_pylist() == [1, 2]
+
+
 def test_lists_are_of_one_type_whichever_chunk_has_null_items() -> None:
     def predict(chunk: pa.Table) -> pa.Table:
         rows = [[1, 2], [3, None], [5, 6]][chunk["n"][0].as_py() :][: chunk.num_rows]

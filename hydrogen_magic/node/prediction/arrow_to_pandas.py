@@ -39,7 +39,7 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
 
     Integers and booleans with nulls get nullable dtypes, and are Python objects inside nested types:
     floats would change their values, and their dtype would differ between batches. Nested types with times in
-    nanoseconds are Python objects, too.
+    nanoseconds are Python objects, too, but for the other fields of structs.
     """
     import pandas as pd
 
@@ -93,13 +93,29 @@ def part(frame: Any, start: int, stop: int) -> Any:
 
 
 def exact_cells(column: pa.Array) -> list[Any]:
-    """Return the values of a column with :func:`has_inexact_items`: Python objects if known ones have it."""
+    """Return the values of a column with :func:`has_inexact_items`: Python objects where it is not exact.
+
+    The other fields of structs are as PyArrow converts them.
+    """
     known = column.drop_null()
-    if has_inexact_items(known):
-        objects: list[Any] = column.to_pylist()
-        return objects
-    values = iter(known.to_pandas())
+    if not has_inexact_items(known):
+        cells = known.to_pandas()
+    elif pa.types.is_struct(column.type):
+        names = [field.name for field in column.type]
+        parts = [_items(known.field(place)) for place in range(len(names))]
+        cells = (dict(zip(names, each, strict=True)) for each in zip(*parts, strict=True))
+    else:
+        cells = known.to_pylist()
+    values = iter(cells)
     return [next(values) if is_known else None for is_known in column.is_valid().to_pylist()]
+
+
+def _items(part: pa.Array) -> list[Any]:
+    """Return the values of a field as they are in the dicts that a batch has for a struct."""
+    struct = pa.StructArray.from_arrays([part], ["item"])
+    if not has_inexact_items(struct):
+        return [cell["item"] for cell in struct.to_pandas()]
+    return exact_cells(part) if has_inexact_items(part) else part.to_pylist()
 
 
 def has_inexact_items(column: pa.Array) -> bool:
@@ -171,7 +187,9 @@ def _read_metadata(pandas: bytes) -> tuple[list[dict[str, Any]], dict[bytes, byt
         {"name": names.get(level, level), "column": level} if isinstance(level, str) else level
         for level in found.get("index_columns", ())
     ]
-    without = {**found, "index_columns": [], "column_indexes": []}
+    columns = {level["column"] for level in levels if "column" in level}
+    of_levels = [each for each in found.get("columns", ()) if each.get("field_name") in columns]
+    without = {**found, "index_columns": [], "column_indexes": [], "columns": of_levels}
     return levels, {b"pandas": json.dumps(without).encode()}
 
 

@@ -289,6 +289,8 @@ def _has_nanoseconds(value: Any) -> bool:
     """Return whether a time of pandas is finer than those of Python, for which Arrow takes it."""
     if isinstance(value, dict):
         return any(map(_has_nanoseconds, value.values()))
+    if isinstance(value, np.ndarray) and value.dtype != object:
+        return False
     if isinstance(value, (list, tuple, np.ndarray)):
         return any(map(_has_nanoseconds, value))
     if isinstance(value, dt.timedelta):
