@@ -16,7 +16,7 @@ counts rows, or Arrow has no type for it.
 | bytes, decimals, dates, structs | object | None |
 
 Lists and arrays with a null integer or boolean inside, or with structs of times in nanoseconds, are Python
-lists.
+lists; fields beside such ones are not changed.
 """
 
 from __future__ import annotations
@@ -36,8 +36,6 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.memory_result import MemoryResult, PredictedColumns, RowRanges
 from hydrogen_magic.node.prediction import chunking
 from hydrogen_magic.node.prediction.arrow_to_pandas import (
-    exact_cells,
-    has_inexact_items,
     has_zoned_categories,
     nullable_dtype,
     with_zone,
@@ -45,6 +43,7 @@ from hydrogen_magic.node.prediction.arrow_to_pandas import (
 from hydrogen_magic.node.prediction.block_rows import BlockLayout, BlockRows
 from hydrogen_magic.node.prediction.column_names import refuse_repeated
 from hydrogen_magic.node.prediction.column_values import check_times, exact_type
+from hydrogen_magic.node.prediction.exact_cells import exact_cells, has_inexact_items
 from hydrogen_magic.node.prediction.ndarray_columns import has_tensors, tensors
 from hydrogen_magic.serialization.object_paths import describe
 
@@ -160,12 +159,11 @@ def _rows_of(frame: pd.DataFrame, done: RowRanges) -> pd.DataFrame:
 
 def _values(column: pa.ChunkedArray) -> Any:
     """Return a predicted column as an array of pandas that may be written."""
-    if any(has_inexact_items(array.drop_null()) for array in column.chunks):
-        return _objects(column.to_pylist())
-    if has_tensors(column.type):
+    known = (array.drop_null() for array in column.chunks)
+    if has_tensors(column.type) and not any(map(has_inexact_items, known)):
         return _objects([cell for array in column.chunks for cell in tensors(array)])
-    if any(map(has_inexact_items, column.chunks)):  # of null rows
-        return _objects([cell for array in column.chunks for cell in exact_cells(array)])
+    if any(map(has_inexact_items, column.chunks)):
+        return _objects(exact_cells(column.chunks))
     series = column.to_pandas(types_mapper=nullable_dtype if column.null_count else None)
     if has_zoned_categories(column.type) and column.num_chunks:
         return with_zone(series, column.chunk(0)).array  # its chunks have one dictionary

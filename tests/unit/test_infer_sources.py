@@ -480,6 +480,7 @@ IDS = (
         pa.array([{"ids": [LARGE, None]}, {"ids": []}, None]),
         pa.array([[{"id": LARGE}, {"id": None}], [], None]),
         pa.array([[("a", LARGE)], [("b", None)], None], pa.map_(pa.string(), pa.int64())),
+        pa.array([[("a", None)], [("b", LARGE)], [], None], pa.map_(pa.string(), pa.int64()))[1:],
         pa.array([[[LARGE, None]], [[1, 2]], None], pa.list_(pa.list_(pa.int64(), 2), 1)),
         pa.array([{"of": {"yes": True}}, {"of": {"yes": None}}, None]),
         pa.array(
@@ -506,17 +507,27 @@ def test_numbers_and_times_stay_exact_inside_nested_types(column: pa.Array) -> N
         assert arrays["x"].tolist() == column.to_pylist()
 
 
-def test_a_time_in_nanoseconds_leaves_the_other_fields_of_a_struct_as_they_are() -> None:
-    rows = [
-        {"t": pd.Timestamp(1), "e": [1.0, 2.0], "n": 2**60 + 1},
-        {"t": None, "e": None, "n": None},
-        None,
-    ]
-    fields = [("t", pa.timestamp("ns")), ("e", pa.list_(pa.float64())), ("n", pa.int64())]
-    table = pa.table({"x": pa.array(rows, pa.struct(fields)).slice(0)})
-    first, second, third = arrow_to_pandas.whole(table.to_batches()[0], 0)["x"]
-    assert first["t"] == pd.Timestamp(1) and first["e"].mean() == 1.5 and first["n"] == 2**60 + 1
-    assert second == {"t": None, "e": None, "n": None} and third is None
+@pytest.mark.parametrize(
+    "wrap",
+    [lambda rows: rows, lambda rows: pa.ListArray.from_arrays([0, None, 2, 3], rows)],
+    ids=["struct", "list"],
+)
+def test_arrays_beside_times_in_nanoseconds_stay_arrays(
+    wrap: Callable[[pa.Array], pa.Array],
+) -> None:
+    at = pa.array([1, 2, None], pa.timestamp("ns"))
+    rows = pa.StructArray.from_arrays(
+        [at, pa.array([[0.5], [], [1.5]])], ["at", "emb"], mask=pa.array([False, True, False])
+    )
+    table = pa.table({"x": wrap(rows)})
+    (arrays,) = BatchConverter(kinds.ARRAYS).batches(table.to_batches()[0], 0, ((0, 3),))
+    batch = arrow_to_pandas.whole(table.to_batches()[0], 0)
+    result = predicted(pd.DataFrame({"n": range(3)}), lambda chunk: table)
+    for cells in (arrays["x"], batch["x"], result["x"]):
+        assert cells[1] is None
+        first, last = (cell[0] if isinstance(cell, list) else cell for cell in (cells[0], cells[2]))
+        assert first["at"] == pd.Timestamp(1) and last["at"] is None
+        assert isinstance(last["emb"], np.ndarray) and last["emb"].tolist() == [1.5]
 
 
 @pytest.mark.parametrize("stored", ["null", "[]", '{"index_columns": [{"kind": "range"}]}'])

@@ -17,9 +17,10 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from hydrogen_magic.node.prediction.arrow_types import has_fine_times, parts_of, plain_rows
+from hydrogen_magic.node.prediction.arrow_types import plain_rows
 from hydrogen_magic.node.prediction.block_rows import BlockRows
 from hydrogen_magic.node.prediction.chunking import in_groups, one_batch
+from hydrogen_magic.node.prediction.exact_cells import exact_cells, has_inexact_items
 from hydrogen_magic.node.prediction.ndarray_columns import shaped
 
 
@@ -38,8 +39,8 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
     """Return rows as a DataFrame; ``first_row``: number of the first one, see :func:`index_of`.
 
     Integers and booleans with nulls get nullable dtypes, and are Python objects inside nested types:
-    floats would change their values, and their dtype would differ between batches. Nested types with times in
-    nanoseconds are Python objects, too, but for the other fields of structs.
+    floats would change their values, and their dtype would differ between batches. Times in nanoseconds are
+    Python objects there, too.
     """
     import pandas as pd
 
@@ -54,7 +55,7 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
             cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
         elif has_inexact_items(column):
-            cells = pd.Series(exact_cells(column), dtype=object, index=frame.index)
+            cells = pd.Series(exact_cells([column]), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
         elif has_zoned_categories(field.type):
             frame.isetitem(place, with_zone(frame.iloc[:, place], column))
@@ -90,44 +91,6 @@ def part(frame: Any, start: int, stop: int) -> Any:
     cut = frame.iloc[start:stop].copy(deep=False)
     cut.columns = frame.columns.view()  # predict may set its name
     return cut
-
-
-def exact_cells(column: pa.Array) -> list[Any]:
-    """Return the values of a column with :func:`has_inexact_items`: Python objects where it is not exact.
-
-    The other fields of structs are as PyArrow converts them.
-    """
-    known = column.drop_null()
-    if not has_inexact_items(known):
-        cells = known.to_pandas()
-    elif pa.types.is_struct(column.type):
-        names = [field.name for field in column.type]
-        parts = [_items(known.field(place)) for place in range(len(names))]
-        cells = (dict(zip(names, each, strict=True)) for each in zip(*parts, strict=True))
-    else:
-        cells = known.to_pylist()
-    values = iter(cells)
-    return [next(values) if is_known else None for is_known in column.is_valid().to_pylist()]
-
-
-def _items(part: pa.Array) -> list[Any]:
-    """Return the values of a field as they are in the dicts that a batch has for a struct."""
-    struct = pa.StructArray.from_arrays([part], ["item"])
-    if not has_inexact_items(struct):
-        return [cell["item"] for cell in struct.to_pandas()]
-    return exact_cells(part) if has_inexact_items(part) else part.to_pylist()
-
-
-def has_inexact_items(column: pa.Array) -> bool:
-    """Return whether PyArrow would change items of a nested type, at any depth, for pandas.
-
-    It converts integers and booleans with nulls beside them to floats, where only a nullable dtype could
-    hold them (null rows have items, too), and times in nanoseconds to integers.
-    """
-    return has_fine_times(column.type) or any(
-        (array.null_count and nullable_dtype(array.type) is not None) or has_inexact_items(array)
-        for array in parts_of(column)
-    )
 
 
 # ── the index ────────────────────────────────────────────────────────────────────────────────────

@@ -18,6 +18,7 @@ from hydrogen_magic.node.prediction.arrow_types import (
     has_fine_times,
     is_list_of_numbers,
 )
+from hydrogen_magic.node.prediction.exact_cells import exact_cells
 
 
 def array_of(column: pa.Array, name: str) -> Any:
@@ -40,7 +41,7 @@ def array_of(column: pa.Array, name: str) -> Any:
     if pa.types.is_integer(kind) and column.null_count:
         return _as_floats(column, name)
     if has_fine_times(kind):
-        return np.fromiter(column.to_pylist(), dtype=object, count=len(column))
+        return np.fromiter(exact_cells([column]), dtype=object, count=len(column))
     if _has_parts(kind):
         # Arrow's to_numpy makes floats of integers beside a null in a struct or a map.
         return column.to_pandas(integer_object_nulls=True).to_numpy()
