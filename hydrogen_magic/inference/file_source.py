@@ -266,8 +266,18 @@ def _named_in_errors(path: str) -> Iterator[None]:
     try:
         yield
     except pa.ArrowException as error:
+        _refuse_long_row(path, error)
         remedy = _REMEDIES[_format_of(Path(path))]
         raise InferError(f"{path} has rows that cannot be read ({error}): {remedy}") from None
+
+
+def _refuse_long_row(path: str, error: Exception) -> None:
+    """Raise InferError if the error of Arrow is about a row that does not fit into two of its blocks."""
+    if "straddling object" in str(error):
+        raise InferError(
+            f"{path} has a row of more than 1 MiB, which does not fit into the blocks that PyArrow reads of"
+            " CSV and JSON Lines: pass a frame of pandas.read_csv(path) or pandas.read_json(path, lines=True)"
+        ) from None
 
 
 def _dataset(found: DataFiles) -> Any:
@@ -282,6 +292,7 @@ def _dataset(found: DataFiles) -> Any:
             partition_base_dir=str(found.root) if is_partitioned else None,
         )
     except (pa.ArrowException, OSError) as error:
+        _refuse_long_row(str(found.files[0]), error)
         raise InferError(f"{found.root} cannot be read as {_FORMAT_NAMES[kind]}: {error}") from None
 
 
@@ -300,6 +311,7 @@ def _common_schema(dataset: Any, fragments: list[Any], format_name: str) -> pa.S
             schema = fragment.physical_schema
             names = schema.names
         except (pa.ArrowException, OSError) as error:
+            _refuse_long_row(fragment.path, error)
             raise InferError(
                 f"{fragment.path} is not a {_FORMAT_NAMES[format_name]} file ({error}): exclude it"
                 " with a glob"

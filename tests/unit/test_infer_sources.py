@@ -876,8 +876,14 @@ def test_text_files_give_parquet_files(tmp_path: Path) -> None:
             b'{"a": 1}\n' * 200_000 + b'{"a": 1, "b": 2}\n',
             r"an object after row \d+,\d+ with a key .*read_json",
         ),
+        (
+            "long.csv",
+            b"a\n" + b"1\n" * 600_000 + b'"%b"\n' % (b"y\n" * 2_000_000),
+            "a row of .*1 MiB",
+        ),
+        ("first.jsonl", b'{"a": "%b"}\n' % (b"y" * 4_000_000), "a row of .*1 MiB.*read_json"),
     ],
-    ids=["ragged", "latin", "broken", "late key"],
+    ids=["ragged", "latin", "broken", "late key", "long row", "long first row"],
 )
 def test_text_files_with_faults_are_named(
     tmp_path: Path, name: str, data: bytes, told: str
