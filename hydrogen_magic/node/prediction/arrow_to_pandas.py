@@ -46,11 +46,12 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
 
     if isinstance(rows, BlockRows):
         return _of_blocks(rows, first_row)
-    rows = plain_rows(rows)
+    index = index_of(rows, first_row)
+    rows = plain_rows(_without_index(rows))
     frame = pa.Table.from_batches([rows]).to_pandas(use_threads=False)
     # Other dtypes are those of the frame, which its metadata restores.
     is_numpy = [isinstance(dtype, np.dtype) for dtype in frame.dtypes]
-    for place, (field, column) in enumerate(_columns(rows)):
+    for place, (field, column) in enumerate(zip(rows.schema, rows.columns, strict=True)):
         if isinstance(field.type, pa.FixedShapeTensorType):
             cells = pd.Series(list(shaped(column, field.name)), dtype=object, index=frame.index)
             frame.isetitem(place, cells)
@@ -61,16 +62,18 @@ def whole(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
             frame.isetitem(place, with_zone(frame.iloc[:, place], column))
         elif column.null_count and is_numpy[place] and nullable_dtype(field.type) is not None:
             frame.isetitem(place, column.to_pandas(types_mapper=nullable_dtype).array)
-    frame.index = index_of(rows, first_row)
+    frame.index = index
     return frame
 
 
-def _columns(rows: pa.RecordBatch) -> Iterator[tuple[pa.Field, pa.Array]]:
-    """Yield the columns of a DataFrame that is made of ``rows``: without those that become its index."""
-    in_index = {level.get("column") for level in _stored_levels(rows.schema)[0]}
-    for field, column in zip(rows.schema, rows.columns, strict=True):
-        if field.name not in in_index:
-            yield field, column
+def _without_index(rows: pa.RecordBatch) -> pa.RecordBatch:
+    """Return the rows without the columns that become the index of a DataFrame."""
+    levels, _, metadata = _stored_levels(rows.schema)
+    in_index = {level.get("column") for level in levels} - {None}
+    if not in_index:
+        return rows
+    places = [place for place, name in enumerate(rows.schema.names) if name not in in_index]
+    return rows.select(places).replace_schema_metadata(metadata)
 
 
 def has_zoned_categories(kind: pa.DataType) -> bool:
@@ -104,7 +107,7 @@ def index_of(rows: pa.RecordBatch | BlockRows, first_row: int) -> Any:
         names = rows.layout.index
         levels = _series(rows.levels)
     else:
-        stored, metadata = _stored_levels(rows.schema)
+        stored, metadata, _ = _stored_levels(rows.schema)
         names = [level["name"] for level in stored]
         in_rows = [level["column"] for level in stored if "column" in level]
         columns = iter(_series(rows.select(in_rows).replace_schema_metadata(metadata)))
@@ -134,26 +137,33 @@ def _range(stored: Mapping[str, int], first_row: int, end: int) -> Any:
     return pd.RangeIndex(start + first_row * step, start + end * step, step)
 
 
-def _stored_levels(schema: pa.Schema) -> tuple[list[dict[str, Any]], dict[bytes, bytes]]:
-    """Return the levels of the index in the metadata of pandas, and metadata for their columns alone."""
-    stored, metadata = _read_metadata((schema.metadata or {}).get(b"pandas", b"{}"))
+_Metadata = dict[bytes, bytes]
+
+
+def _stored_levels(schema: pa.Schema) -> tuple[list[dict[str, Any]], _Metadata, _Metadata]:
+    """Return the levels of the index in the metadata of pandas, and metadata for their and other columns."""
+    levels, for_levels, for_others = _read_metadata((schema.metadata or {}).get(b"pandas", b"{}"))
     names = {None, *schema.names}
-    return [level for level in stored if level.get("column") in names], metadata
+    return [level for level in levels if level.get("column") in names], for_levels, for_others
 
 
 @functools.lru_cache(maxsize=4)
-def _read_metadata(pandas: bytes) -> tuple[list[dict[str, Any]], dict[bytes, bytes]]:
+def _read_metadata(pandas: bytes) -> tuple[list[dict[str, Any]], _Metadata, _Metadata]:
     """Return the levels of the index, which have a name and a column or a range, and other metadata."""
     found = json.loads(pandas)
-    names = {each.get("field_name"): each["name"] for each in found.get("columns", ())}
+    columns = found.get("columns", ())
+    names = {each.get("field_name"): each["name"] for each in columns}
+    in_columns = found.get("index_columns", ())
     levels = [
         {"name": names.get(level, level), "column": level} if isinstance(level, str) else level
-        for level in found.get("index_columns", ())
+        for level in in_columns
     ]
-    columns = {level["column"] for level in levels if "column" in level}
-    of_levels = [each for each in found.get("columns", ()) if each.get("field_name") in columns]
-    without = {**found, "index_columns": [], "column_indexes": [], "columns": of_levels}
-    return levels, {b"pandas": json.dumps(without).encode()}
+    # PyArrow reads this text for each batch.
+    of_levels = [each for each in columns if each.get("field_name") in in_columns]
+    for_levels = {"columns": of_levels, "index_columns": [], "column_indexes": []}
+    for_others = {**found, "index_columns": []}
+    metadata = [{b"pandas": json.dumps(each).encode()} for each in (for_levels, for_others)]
+    return levels, metadata[0], metadata[1]
 
 
 # ── numbers of one type ──────────────────────────────────────────────────────────────────────────
