@@ -150,7 +150,7 @@ def _stored_levels(schema: pa.Schema) -> tuple[list[dict[str, Any]], _Metadata, 
 @functools.lru_cache(maxsize=4)
 def _read_metadata(pandas: bytes) -> tuple[list[dict[str, Any]], _Metadata, _Metadata]:
     """Return the levels of the index, which have a name and a column or a range, and other metadata."""
-    found = json.loads(pandas)
+    found = json.loads(pandas) or {}
     columns = found.get("columns", ())
     names = {each.get("field_name"): each["name"] for each in columns}
     in_columns = found.get("index_columns", ())
