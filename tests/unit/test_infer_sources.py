@@ -34,6 +34,7 @@ from hydrogen_magic.node.prediction import annotations as kinds
 from hydrogen_magic.node.prediction import arrow_to_pandas, chunking
 from hydrogen_magic.node.prediction.arrow_copies import written
 from hydrogen_magic.node.prediction.block_rows import BlockLayout, BlockRows
+from hydrogen_magic.node.prediction.column_values import exact_type
 from hydrogen_magic.node.prediction.inputs import BatchConverter
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
@@ -608,6 +609,16 @@ def test_objects_keep_their_nanoseconds(
     frame = pd.DataFrame({"a": pd.Series([wrap(at), None], dtype=object)})
     for cell in (batch_of(frame)["a"][0], predicted(frame)["p_a"][0]):
         assert type(at)(unwrap(cell)) == at
+
+
+def test_nanoseconds_are_not_searched_for_in_arrays_of_numbers() -> None:
+    class Numbers(np.ndarray):
+        def __iter__(self) -> Any:
+            raise AssertionError("one Python object per number")
+
+    cell = {"at": NOON, "emb": np.arange(3.0).view(Numbers)}
+    kind = pa.struct({"at": pa.timestamp("us"), "emb": pa.list_(pa.float64())})
+    assert exact_type(kind, [cell]) == kind
 
 
 def test_names_that_are_not_clear() -> None:
