@@ -93,8 +93,10 @@ def is_secret_name(name: str) -> bool:
 
 def is_secret(name: str, value: Any) -> bool:
     """Return whether a variable holds a secret: ``key_size=64`` does not, nor ``use_token=True``."""
-    is_figure = isinstance(value, (bool, int, float)) and _PASSWORD_NAME.search(name) is None
-    return is_secret_name(name) and not is_figure
+    is_figure = isinstance(value, bool) or (
+        isinstance(value, (int, float)) and not name.lower().endswith(("token", "key"))
+    )
+    return is_secret_name(name) and (not is_figure or _PASSWORD_NAME.search(name) is not None)
 
 
 def masked_line(line: str) -> str:
