@@ -22,7 +22,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.agent.host_closure import HostClosure
 from hydrogen_magic.node.agent.host_task import agent_secret
-from hydrogen_magic.node.worker.send_interval import SendInterval
+from hydrogen_magic.node.worker.reporting.send_interval import SendInterval
 from hydrogen_magic.transport.channel import AgentLink
 
 _BEAT_S, _BATCH_S, _SHIP_S = 2.0, 0.05, 0.2

@@ -57,7 +57,7 @@ def train(modes: Sequence[str], steps: int) -> list[Block]:
     from torch import nn
 
     import hydrogen_magic as hm
-    from hydrogen_magic.node.worker import reporter
+    from hydrogen_magic.node.worker.reporting import reporter
 
     torch.set_num_threads(1)
     (inspect.unwrap(hvd.init) if modes[0] == "none" else hvd.init)()

@@ -24,7 +24,6 @@ if TYPE_CHECKING:
     from hydrogen_magic.driver.launcher import gangs, load_results
     from hydrogen_magic.driver.sweep import last_sweep
     from hydrogen_magic.inference.spark.function import udf
-    from hydrogen_magic.node.worker import checkpoint
     from hydrogen_magic.node.worker.api import (
         device,
         local_rank,
@@ -34,7 +33,8 @@ if TYPE_CHECKING:
         track,
         world_size,
     )
-    from hydrogen_magic.node.worker.shard import shard
+    from hydrogen_magic.node.worker.checkpoints import checkpoint
+    from hydrogen_magic.node.worker.data.shard import shard
 
 __version__ = "0.1.0"
 
@@ -69,7 +69,7 @@ _HOMES = {
     "launch": "hydrogen_magic.driver.calls",
     "load_results": "hydrogen_magic.driver.launcher",
     "run": "hydrogen_magic.driver.calls",
-    "shard": "hydrogen_magic.node.worker.shard",
+    "shard": "hydrogen_magic.node.worker.data.shard",
     "udf": "hydrogen_magic.inference.spark.function",
     **dict.fromkeys(
         ("device", "local_rank", "log", "rank", "span", "track", "world_size"),
@@ -78,7 +78,7 @@ _HOMES = {
 }
 
 _MODULES = {
-    "checkpoint": "hydrogen_magic.node.worker.checkpoint",
+    "checkpoint": "hydrogen_magic.node.worker.checkpoints.checkpoint",
     "errors": "hydrogen_magic.errors",
 }
 

@@ -34,7 +34,8 @@ import os, pathlib, socket, sys, traceback, types
 import numpy, torch._dynamo  # which each optimizer would import in its rank
 torch.set_num_threads(1)
 from hydrogen_magic.serialization import payload, result_stream
-from hydrogen_magic.node.worker import namespace, results
+from hydrogen_magic.node.worker import namespace
+from hydrogen_magic.node.worker.results import results
 
 def serve(request, closure):
     sys.path[:], here = eval(request.decode())

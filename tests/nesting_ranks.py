@@ -21,7 +21,7 @@ REFUSAL = "a rank cannot start a gang (this is rank 0); start it from the notebo
 
 def refusals() -> list[str]:
     """Try to start a gang in every way; return what is raised."""
-    from hydrogen_magic.node.worker import ipython_shell
+    from hydrogen_magic.node.worker.interactive import ipython_shell
 
     line = ipython_shell.RankShell({})
     ways: list[Any] = [

@@ -26,7 +26,8 @@ import atexit, json, os, sys, time, types
 exec(os.environ.pop("IMPORTED_BEFORE", ""))  # as a forkserver may do
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.messages import ObserverSpec
-from hydrogen_magic.node.worker import observe, reporter
+from hydrogen_magic.node.worker import observe
+from hydrogen_magic.node.worker.reporting import reporter
 sent = []
 rank = reporter.Reporter(int(os.environ.get("RANK", 0)), time.monotonic(), sent.extend)
 reporter.install(rank)

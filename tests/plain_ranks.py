@@ -19,7 +19,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from hydrogen_magic.node.worker import reporter
+from hydrogen_magic.node.worker.reporting import reporter
 
 
 def rank() -> int:
@@ -158,7 +158,7 @@ def leave_helper() -> None:
 
 def display_and_ask() -> str:
     """Display and print on the rank, then return the answer of the user."""
-    from hydrogen_magic.node.worker.display_functions import display
+    from hydrogen_magic.node.worker.interactive.display_functions import display
 
     print("above")
     display({"text/plain": "displayed"}, raw=True)

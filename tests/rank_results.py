@@ -6,8 +6,8 @@ from typing import Any
 
 from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.driver.state.gang_results import RankResults
-from hydrogen_magic.node.worker import results
 from hydrogen_magic.node.worker.namespace import LoadedClosure
+from hydrogen_magic.node.worker.results import results
 from hydrogen_magic.serialization.payload import Payload
 
 

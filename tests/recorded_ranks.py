@@ -12,7 +12,7 @@ from typing import Any
 def record() -> None:
     """Record spans that nest, a compiled collective, and compiled modules; a notice divides them."""
     from hydrogen_magic.core import events as ev
-    from hydrogen_magic.node.worker import reporter
+    from hydrogen_magic.node.worker.reporting import reporter
 
     rank = reporter.current()
     assert rank is not None

@@ -11,8 +11,9 @@ from typing import Any
 
 from hydrogen_magic.compat.keras_callback import KerasCallback
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.node.worker import api, reporter
+from hydrogen_magic.node.worker import api
 from hydrogen_magic.node.worker.observe import helpers, keras
+from hydrogen_magic.node.worker.reporting import reporter
 
 _LONGEST = 4000
 """Maximum length of a message in characters, as in the original."""

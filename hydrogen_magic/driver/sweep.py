@@ -24,7 +24,7 @@ from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.driver.sweep_values import folders_of, label_of, params_of
 from hydrogen_magic.driver.tracking import SweepGroup
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, ResultError, SweepError
-from hydrogen_magic.node.worker import checkpoint
+from hydrogen_magic.node.worker.checkpoints import checkpoint
 
 if TYPE_CHECKING:
     import pandas

@@ -8,7 +8,7 @@ from IPython.core.error import UsageError
 
 from hydrogen_magic.driver import calls, session
 from hydrogen_magic.errors import RankFailedError
-from hydrogen_magic.node.worker import post_mortem
+from hydrogen_magic.node.worker.interactive import post_mortem
 
 
 def last_failure() -> RankFailedError | None:

@@ -14,7 +14,8 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, NoReturn
 
-from hydrogen_magic.node.worker import api, checkpoint
+from hydrogen_magic.node.worker import api
+from hydrogen_magic.node.worker.checkpoints import checkpoint
 
 __all__ = [
     "JOIN_S",

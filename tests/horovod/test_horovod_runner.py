@@ -20,8 +20,8 @@ from hydrogen_magic.driver import launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements.spark import spark_session as sessions
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.node.worker.observe import keras
+from hydrogen_magic.node.worker.reporting import reporter
 from hydrogen_magic.views.tables import plan_table
 from hydrogen_magic.views.widget.live_lines import LiveLines
 from tests import runner_ranks

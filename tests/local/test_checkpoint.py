@@ -21,7 +21,7 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.core import run_log
 from hydrogen_magic.errors import ResultError
-from hydrogen_magic.node.worker import checkpoint, sharded_checkpoint
+from hydrogen_magic.node.worker.checkpoints import checkpoint, sharded_checkpoint
 from tests import checkpoints, plain_checkpoints
 from tests.gangs import ended, notices_of
 

@@ -62,7 +62,7 @@ def test_a_dead_disk_costs_the_timeline_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     from hydrogen_magic.frameworks.horovod.node.observe import timeline
-    from hydrogen_magic.node.worker import reporter as reporters
+    from hydrogen_magic.node.worker.reporting import reporter as reporters
 
     sent: list[TimelineFile] = []
     started: list[str] = []

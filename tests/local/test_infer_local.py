@@ -26,7 +26,7 @@ from hydrogen_magic.errors import GangStoppedError, GangTimeoutError, InferError
 from hydrogen_magic.inference import dispatcher, sources
 from hydrogen_magic.inference.gang import infer
 from hydrogen_magic.node.prediction.options import InferOptions
-from hydrogen_magic.node.worker import inference
+from hydrogen_magic.node.worker.inference import rank_inference
 from hydrogen_magic.views.text_table import gang_lines
 from tests import infer_ranks, leaks
 from tests.gangs import alive, wait_until
@@ -209,7 +209,7 @@ def test_an_attempt_after_the_last_row_finds_nothing_to_do() -> None:
     feed = dispatcher.Dispatcher(source, source.result(options), options, 1)
     for _ in range(2):  # the first one failed as its process ended
         (channel,) = feed.open(1)
-        assert inference.serve(channel, infer_ranks.doubles(), feed.options)
+        assert rank_inference.serve(channel, infer_ranks.doubles(), feed.options)
         feed.close()
         assert list(feed.value["y"]) == list(range(0, 1_000, 2))
 

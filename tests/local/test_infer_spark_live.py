@@ -14,9 +14,9 @@ from hydrogen_magic.core.messages import FailureReceived, TaskProgress, TaskStat
 from hydrogen_magic.driver.state.formatting import progress_text
 from hydrogen_magic.driver.state.gang_state import GangState, fold
 from hydrogen_magic.inference.spark.progress import SparkProgress
-from hydrogen_magic.node.worker import task_reporter
-from hydrogen_magic.node.worker.task_reporter import TaskReporter
-from hydrogen_magic.node.worker.task_status import TaskCounter
+from hydrogen_magic.node.worker.inference import task_reporter
+from hydrogen_magic.node.worker.inference.task_reporter import TaskReporter
+from hydrogen_magic.node.worker.inference.task_status import TaskCounter
 from hydrogen_magic.transport.channel import Hub
 from hydrogen_magic.views.text_table import gang_lines
 from hydrogen_magic.views.widget import rank_rows as widget_rows

@@ -207,7 +207,7 @@ def meet(late: str, over: str) -> bool:
     from torch import optim
     from torch.distributed.checkpoint.state_dict import get_optimizer_state_dict
 
-    from hydrogen_magic.node.worker import reporter
+    from hydrogen_magic.node.worker.reporting import reporter
 
     dist.init_process_group("gloo")
     model = torch.nn.Linear(2, 1)

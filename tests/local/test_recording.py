@@ -28,7 +28,9 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.state.collective_waits import late_in_all
 from hydrogen_magic.driver.state.gang_state import GangState, RankState
 from hydrogen_magic.driver.state.span_tracks import SpanTracks
-from hydrogen_magic.node.worker import commands, profiler, reporter, user_input
+from hydrogen_magic.node.worker import commands
+from hydrogen_magic.node.worker.interactive import user_input
+from hydrogen_magic.node.worker.reporting import profiler, reporter
 from hydrogen_magic.transport import framing
 from tests import ranks, recorded_ranks, training
 from tests.gangs import PATIENCE_S, ended, notices_of, spans_of, until, until_reported_again

@@ -21,11 +21,12 @@ import torch
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.processes import COOKIE
-from hydrogen_magic.node.worker import api, event_sender, metric_points, point_queue
-from hydrogen_magic.node.worker import reporter as reporters
+from hydrogen_magic.node.worker import api
 from hydrogen_magic.node.worker.main_thread import Watch, report_exception
-from hydrogen_magic.node.worker.send_interval import SendInterval
-from hydrogen_magic.node.worker.training_progress import Collective
+from hydrogen_magic.node.worker.reporting import event_sender, metric_points, point_queue
+from hydrogen_magic.node.worker.reporting import reporter as reporters
+from hydrogen_magic.node.worker.reporting.send_interval import SendInterval
+from hydrogen_magic.node.worker.reporting.training_progress import Collective
 
 TIMEOUT_S = 60.0
 

@@ -19,7 +19,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 import hydrogen_magic as hm
-from hydrogen_magic.node.worker import api, batch_kinds, parquet_shard, parquet_stream
+from hydrogen_magic.node.worker import api
+from hydrogen_magic.node.worker.data import batch_kinds, parquet_shard, parquet_stream
 from tests.documented import covers
 from tests.shards import parts, rows_of, write_parquet
 

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 import hydrogen_magic as hm
-from hydrogen_magic.node.worker.unsynchronized import _BYPASSED, _NOT_SYNCED
+from hydrogen_magic.node.worker.reporting.unsynchronized import _BYPASSED, _NOT_SYNCED
 from tests import library_ranks
 from tests.gangs import ended, notices_of
 

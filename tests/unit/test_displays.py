@@ -20,10 +20,10 @@ from hydrogen_magic.core import display_marks
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.node.agent.display_order import DisplayOrder
-from hydrogen_magic.node.worker import display_functions
-from hydrogen_magic.node.worker import reporter as reporters
-from hydrogen_magic.node.worker.displays import MOST_BYTES, DisplayQueue
-from hydrogen_magic.node.worker.mime_bundle import as_text, bundle_of
+from hydrogen_magic.node.worker.interactive import display_functions
+from hydrogen_magic.node.worker.interactive.displays import MOST_BYTES, DisplayQueue
+from hydrogen_magic.node.worker.interactive.mime_bundle import as_text, bundle_of
+from hydrogen_magic.node.worker.reporting import reporter as reporters
 from hydrogen_magic.views import pick_view, text_view
 from hydrogen_magic.views.widget import WidgetView, rank_displays
 from hydrogen_magic.views.widget.live_lines import LiveLines

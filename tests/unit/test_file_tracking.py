@@ -12,7 +12,7 @@ from types import SimpleNamespace
 import pyarrow as pa
 import pytest
 
-from hydrogen_magic.node.worker import file_names, file_tracking
+from hydrogen_magic.node.worker.inference import file_names, file_tracking
 
 HELD: list[object] = []
 

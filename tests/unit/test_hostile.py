@@ -20,8 +20,8 @@ from hydrogen_magic.core.messages import EventBatch, encode
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.node.agent.server import AgentServer
 from hydrogen_magic.node.worker import api
-from hydrogen_magic.node.worker import reporter as reporters
-from hydrogen_magic.node.worker.send_interval import TICK_S, SendInterval
+from hydrogen_magic.node.worker.reporting import reporter as reporters
+from hydrogen_magic.node.worker.reporting.send_interval import TICK_S, SendInterval
 from hydrogen_magic.views.text_table import gang_lines
 from hydrogen_magic.views.widget.page_updates import PageUpdates
 from hydrogen_magic.views.widget.static_html import static_html

@@ -38,7 +38,7 @@ LAYERS = [_rooms(found) for found in _LAYER.findall((ROOT / "CONTRIBUTING.md").r
 
 DOORS = {
     "anywidget": ("views",),
-    "IPython": ("notebook", "views", "node.worker.ipython_shell", "__init__"),
+    "IPython": ("notebook", "views", "node.worker.interactive.ipython_shell", "__init__"),
     "fsspec": ("node.data_files",),
     "cloudpickle": ("serialization.pickler", "capture"),
     "ipykernel": ("notebook", "views"),
@@ -49,7 +49,7 @@ DOORS = {
         " spark.model views"
     ),
     "polars": ("inference", "node.prediction"),
-    "matplotlib": ("node.worker.figures", "node.worker.figure_backend"),
+    "matplotlib": ("node.worker.interactive.figures", "node.worker.interactive.figure_backend"),
     "pynvml": ("node.agent",),
     "psutil": ("driver.placements", "frameworks.horovod.build"),
     "rich": ("views", "node.worker.observe.rich"),
@@ -66,7 +66,7 @@ OF_NUMBERS = _rooms(
     " views.comparison views.sweep views.widget views.static_svg"
 )
 """Arithmetic of views and timelines on numpy; imported on use themselves."""
-OF_FRAMES = _rooms("inference node.prediction node.worker.inference node.worker.spark_inference")
+OF_FRAMES = _rooms("inference node.prediction node.worker.inference")
 """Arithmetic of frames on Arrow; imported on use themselves."""
 OF_SPARK_ML = ("spark.estimator", "spark.model", "spark.params", "spark.persistence")
 """Classes of Spark ML derive from pyspark's; imported on use themselves."""

@@ -18,7 +18,7 @@ from hydrogen_magic.inference.spark.function import _with_names
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
 from hydrogen_magic.node.spark.inference_task import _batch, _Zip
-from hydrogen_magic.node.worker import spark_inference
+from hydrogen_magic.node.worker.inference import spark_inference
 
 ROOT = "/hydrogen_magic.zip/hydrogen_magic"
 

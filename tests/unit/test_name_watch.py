@@ -13,8 +13,8 @@ import pytest
 import torch
 from torch.utils.data import DataLoader
 
-from hydrogen_magic.node.worker import name_watch
-from hydrogen_magic.node.worker.name_watch import NameChanges, NameWatch
+from hydrogen_magic.node.worker.session import name_watch
+from hydrogen_magic.node.worker.session.name_watch import NameChanges, NameWatch
 from hydrogen_magic.serialization.code_names import names_bound_by
 
 

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.node.worker import reporter as reporters
 from hydrogen_magic.node.worker.observe import ignite, keras, optimizer, span_recording, tensorboard
+from hydrogen_magic.node.worker.reporting import reporter as reporters
 from tests.observed import Curves, curves
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from hydrogen_magic.node.worker.ipython_shell import RankShell
+from hydrogen_magic.node.worker.interactive.ipython_shell import RankShell
 
 
 def test_cd_changes_the_working_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

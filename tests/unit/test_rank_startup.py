@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic.node.worker import figures, main, process_setup
+from hydrogen_magic.node.worker import main, process_setup
+from hydrogen_magic.node.worker.interactive import figures
 
 
 @pytest.mark.usefixtures("matplotlib")

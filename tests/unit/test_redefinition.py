@@ -11,9 +11,9 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic.node.worker import redefinition
 from hydrogen_magic.node.worker.module_importer import SessionFinder
-from hydrogen_magic.node.worker.name_watch import NameWatch
+from hydrogen_magic.node.worker.session import redefinition
+from hydrogen_magic.node.worker.session.name_watch import NameWatch
 from hydrogen_magic.serialization.closure import ModuleSource
 
 EARLIER = """

@@ -29,7 +29,7 @@ from hydrogen_magic.driver.state.gang_results import GangResults, RankResults, s
 from hydrogen_magic.driver.state.stored_results import SavedResults, StoredResults
 from hydrogen_magic.errors import HydrogenError, ResultError
 from hydrogen_magic.node.worker.namespace import LoadedClosure
-from hydrogen_magic.node.worker.results import deliver
+from hydrogen_magic.node.worker.results.results import deliver
 from hydrogen_magic.notebook import outliving
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.serialization import payload, result_stream

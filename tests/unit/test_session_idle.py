@@ -16,8 +16,8 @@ from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.placements.local import LocalPlacement
 from hydrogen_magic.driver.session import RankSession
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.node.worker import entered_collectives
-from hydrogen_magic.node.worker.entered_collectives import EnteredCollectives
+from hydrogen_magic.node.worker.session import entered_collectives
+from hydrogen_magic.node.worker.session.entered_collectives import EnteredCollectives
 
 UNUSED: Any = SimpleNamespace(session=None, originals=None)
 

@@ -19,8 +19,8 @@ from hydrogen_magic.driver import result_assignment
 from hydrogen_magic.driver.session import RankHoldings
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker import namespace
-from hydrogen_magic.node.worker.group_recovery import ProcessGroups
-from hydrogen_magic.node.worker.session_names import RankNames
+from hydrogen_magic.node.worker.session.group_recovery import ProcessGroups
+from hydrogen_magic.node.worker.session.session_names import RankNames
 from hydrogen_magic.serialization.identity import Originals
 from tests.capture_rig import Notebook, as_sent
 from tests.rank_results import delivered

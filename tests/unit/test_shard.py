@@ -15,8 +15,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import hydrogen_magic as hm
-from hydrogen_magic.node.worker.index_share import IndexShare
-from hydrogen_magic.node.worker.parquet_shard import Piece, RowGroup, pools
+from hydrogen_magic.node.worker.data.index_share import IndexShare
+from hydrogen_magic.node.worker.data.parquet_shard import Piece, RowGroup, pools
 from tests.documented import covers
 from tests.shards import parts, write_parquet
 

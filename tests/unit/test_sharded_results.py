@@ -16,10 +16,11 @@ import pytest
 
 import hydrogen_magic as hm
 from hydrogen_magic.core.messages import SessionCell
-from hydrogen_magic.node.worker import rank_parts, sharded_checkpoint
-from hydrogen_magic.node.worker.result_pickler import ResultPickler
-from hydrogen_magic.node.worker.sharded_checkpoint import is_sharded
-from hydrogen_magic.node.worker.unsharding import Gathering
+from hydrogen_magic.node.worker.checkpoints import sharded_checkpoint
+from hydrogen_magic.node.worker.checkpoints.sharded_checkpoint import is_sharded
+from hydrogen_magic.node.worker.results import rank_parts
+from hydrogen_magic.node.worker.results.result_pickler import ResultPickler
+from hydrogen_magic.node.worker.results.unsharding import Gathering
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 
 HOME = "torch.distributed.tensor"

@@ -32,11 +32,19 @@ def shown(*frames: str) -> Sequence[str]:
         (("<cell 7>",), ("node/worker/namespace.py", "node/worker/main.py")),
         (
             ("<cell 7>", "/site-packages/cloudpickle/cloudpickle.py"),
-            ("serialization/result_stream.py", "node/worker/results.py", "node/worker/main.py"),
+            (
+                "serialization/result_stream.py",
+                "node/worker/results/results.py",
+                "node/worker/main.py",
+            ),
         ),
         (
             ("/site-packages/torch/distributed/tensor/_api.py",),
-            ("node/worker/unsharding.py", "node/worker/results.py", "node/worker/main.py"),
+            (
+                "node/worker/results/unsharding.py",
+                "node/worker/results/results.py",
+                "node/worker/main.py",
+            ),
         ),
     ],
     ids=["running", "packing", "gathering"],

@@ -22,7 +22,7 @@ from hydrogen_magic.driver.state.failure_report import headline, report
 from hydrogen_magic.driver.state.formatting import duration, ranks_text
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.driver.state.output_lines import OutputLines, clean
-from hydrogen_magic.node.worker import results
+from hydrogen_magic.node.worker.results import results
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.views.outputs import NotebookOutput, PlainOutput, TerminalOutput
 from hydrogen_magic.views.text_table import gang_lines, status_line, warnings

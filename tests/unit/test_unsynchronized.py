@@ -8,8 +8,8 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 
-from hydrogen_magic.node.worker import unsynchronized
-from hydrogen_magic.node.worker.unsynchronized import ExchangeCounter
+from hydrogen_magic.node.worker.reporting import unsynchronized
+from hydrogen_magic.node.worker.reporting.unsynchronized import ExchangeCounter
 
 
 class Group:

@@ -8,7 +8,7 @@ from contextlib import suppress
 from hydrogen_magic.core import disk_space
 from hydrogen_magic.driver.datasets.folders import DatasetFolder
 from hydrogen_magic.node.dataset_handle import DatasetHandle
-from hydrogen_magic.node.worker import parquet_shard
+from hydrogen_magic.node.worker.data import parquet_shard
 
 NO_ROWS = "hm.dataset() got a frame without rows: there is nothing to train on"
 

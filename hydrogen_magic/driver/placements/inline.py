@@ -17,7 +17,10 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import LOOPBACK, JobSpec, Plan, Slot
 from hydrogen_magic.driver.placements import Attempt, EventSink, InKernelPlacement, Job, devices
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.node.worker import checkpoint, main_thread, namespace, reporter, results
+from hydrogen_magic.node.worker import main_thread, namespace
+from hydrogen_magic.node.worker.checkpoints import checkpoint
+from hydrogen_magic.node.worker.reporting import reporter
+from hydrogen_magic.node.worker.results import results
 from hydrogen_magic.serialization.payload import Payload, from_memfd
 
 

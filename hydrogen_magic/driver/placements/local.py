@@ -34,7 +34,7 @@ from hydrogen_magic.driver.placements.surroundings import (
     shadowed_modules,
 )
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.node.worker import checkpoint
+from hydrogen_magic.node.worker.checkpoints import checkpoint
 from hydrogen_magic.transport import framing
 
 _PING_S = 0.5

@@ -98,8 +98,8 @@ class Rendezvous(ABC):
     """What code does to join the other ranks, for a message to a user whose ranks do not; ends a sentence."""
     group_recovery = ""
     """Module by which a session's ranks leave a broken process group and join a new one; see
-    :mod:`hydrogen_magic.node.worker.group_recovery`. Empty: a session ends when ranks wait for one that has
-    failed."""
+    :mod:`hydrogen_magic.node.worker.session.group_recovery`. Empty: a session ends when ranks wait for one
+    that has failed."""
     timeline: LibraryTimeline | None = None
     """The library's own timeline, where it writes one."""
 

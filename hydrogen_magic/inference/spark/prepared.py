@@ -96,9 +96,9 @@ class PreparedRun:
     def predicted(self, tag: str, report_to: Mapping[str, Any] | None = None) -> Any:
         """Return the frame with its predictions, lazy.
 
-        Without a schema the first batch is predicted now, as a job with ``tag``. ``report_to``: where
-        tasks report their progress (:mod:`hydrogen_magic.node.worker.task_status`), if at all. Raises
-        SparkJobError and InferError.
+        Without a schema the first batch is predicted now, as a job with ``tag``. ``report_to``: where tasks
+        report their progress (:mod:`hydrogen_magic.node.worker.inference.task_status`), if at all.
+        Raises SparkJobError and InferError.
         """
         added = self.added(tag, report_to)
         stored = self._stored(added)

@@ -21,7 +21,7 @@ from hydrogen_magic.node.agent.output_limits import RankLog
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 from hydrogen_magic.node.agent.rank_output import RankOutput
 from hydrogen_magic.node.agent.stacks import StackReader
-from hydrogen_magic.node.worker import checkpoint
+from hydrogen_magic.node.worker.checkpoints import checkpoint
 from hydrogen_magic.transport import framing
 
 _PIPE_BYTES = 1 << 16

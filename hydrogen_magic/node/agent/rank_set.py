@@ -2,7 +2,7 @@
 
 :meth:`RankSet.end` ends ranks by SIGINT, SIGTERM and SIGKILL. :meth:`RankSet.end_cell`, for ranks of a
 session, has no SIGTERM: their processes stay. Tasks of ``%%infer`` that run without an agent are ended by
-SIGINT and SIGKILL in :mod:`~hydrogen_magic.node.worker.task_reporter`.
+SIGINT and SIGKILL in :mod:`~hydrogen_magic.node.worker.inference.task_reporter`.
 """
 
 from __future__ import annotations

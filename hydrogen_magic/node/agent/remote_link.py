@@ -32,7 +32,7 @@ from hydrogen_magic.node.agent.host_files import HostFiles
 from hydrogen_magic.node.agent.kernel_link import KernelLink
 from hydrogen_magic.node.agent.log_shipping import Clock, LogShipper, usable_directory
 from hydrogen_magic.node.agent.rank_group import RankGroup
-from hydrogen_magic.node.worker import checkpoint
+from hydrogen_magic.node.worker.checkpoints import checkpoint
 from hydrogen_magic.serialization.payload import memory_file
 from hydrogen_magic.transport import framing
 from hydrogen_magic.transport.background_tasks import BackgroundTasks

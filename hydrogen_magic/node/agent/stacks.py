@@ -7,15 +7,15 @@ import re
 from pathlib import Path
 
 _PACKAGE = f'File "{Path(__file__).parents[2]}{os.sep}'
-_OUR_THREAD = _PACKAGE + "node/worker/event_sender.py"
+_OUR_THREAD = _PACKAGE + "node/worker/reporting/event_sender.py"
 _OUR_HOOKS = re.compile(re.escape(_PACKAGE) + r"(\w+/)*node/((worker/)?observe|rendezvous)/")
 _BELOW_THE_CELL = tuple(
     _PACKAGE + file
     for file in (
         "node/worker/main.py",
         "node/worker/namespace.py",
-        "node/worker/results.py",
-        "node/worker/unsharding.py",
+        "node/worker/results/results.py",
+        "node/worker/results/unsharding.py",
         "serialization/result_stream.py",
     )
 )

@@ -13,7 +13,7 @@ from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.annotations import TENSOR, TENSORS, batch_type_of
 from hydrogen_magic.node.prediction.inputs import ModuleInput
 from hydrogen_magic.node.worker import api
-from hydrogen_magic.node.worker.batch_kinds import ColumnError, arrays_of, exact_tensors_of
+from hydrogen_magic.node.worker.data.batch_kinds import ColumnError, arrays_of, exact_tensors_of
 
 if TYPE_CHECKING:
     import pyarrow as pa

@@ -1,4 +1,6 @@
-"""torch's process groups on a rank of a session: see :mod:`hydrogen_magic.node.worker.group_recovery`.
+"""torch's process groups on a rank of a session.
+
+See :mod:`hydrogen_magic.node.worker.session.group_recovery`.
 
 Gloo has no abort. Its waits end when the connection of a pair of ranks closes, so that is done to the sockets
 that were opened while a group was created. NCCL has one, in torch's ``_abort_process_group``.

@@ -338,7 +338,7 @@ class _CellGuest:
         self, batches: Any, config: dict[str, Any], package: Any, closure: Any
     ) -> Iterator[Any]:
         self._load(package, config["package_digest"])
-        from hydrogen_magic.node.worker import spark_inference
+        from hydrogen_magic.node.worker.inference import spark_inference
 
         with spark_inference.task_of(config) as task:
             try:

@@ -17,9 +17,9 @@ from typing import TYPE_CHECKING, Any, Generic, TypeVar, cast
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.core.processes import COOKIE
 from hydrogen_magic.core.rank_gpu import gpu_of_rank
-from hydrogen_magic.node.worker import metric_points as _points
-from hydrogen_magic.node.worker import reporter as _reporter
-from hydrogen_magic.node.worker import spans as _spans
+from hydrogen_magic.node.worker.reporting import metric_points as _points
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
+from hydrogen_magic.node.worker.reporting import spans as _spans
 from hydrogen_magic.node.wrapping import wraps
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ def _n_skipped(iterable: Any) -> int:
     stream = (
         iterable if getattr(iterable, "num_workers", 0) else getattr(iterable, "dataset", iterable)
     )
-    is_stream = is_a(stream, "hydrogen_magic.node.worker.parquet_stream", "ParquetStream")
+    is_stream = is_a(stream, "hydrogen_magic.node.worker.data.parquet_stream", "ParquetStream")
     return int(stream.n_skipped) if is_stream else 0
 
 

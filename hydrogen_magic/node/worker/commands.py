@@ -10,10 +10,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.node.worker.interactive.user_input import UserInput
 from hydrogen_magic.node.worker.observe import forward
-from hydrogen_magic.node.worker.profiler import Profiler
-from hydrogen_magic.node.worker.reporter import Reporter
-from hydrogen_magic.node.worker.user_input import UserInput
+from hydrogen_magic.node.worker.reporting.profiler import Profiler
+from hydrogen_magic.node.worker.reporting.reporter import Reporter
 from hydrogen_magic.transport import framing
 
 

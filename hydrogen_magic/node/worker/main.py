@@ -29,15 +29,10 @@ from hydrogen_magic.node.worker import process_setup, standard_streams
 from hydrogen_magic.transport import framing
 
 if TYPE_CHECKING:
-    from hydrogen_magic.node.worker import (
-        group_recovery,
-        inference,
-        namespace,
-        reporter,
-        session_loop,
-        session_names,
-        user_signals,
-    )
+    from hydrogen_magic.node.worker import namespace, user_signals
+    from hydrogen_magic.node.worker.inference import rank_inference
+    from hydrogen_magic.node.worker.reporting import reporter
+    from hydrogen_magic.node.worker.session import group_recovery, session_loop, session_names
     from hydrogen_magic.serialization.payload import Payload
 
 _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
@@ -171,14 +166,15 @@ class _Kept:
     groups: group_recovery.ProcessGroups
     names: session_names.RankNames
     signals: user_signals.UserSignals
-    set_up: inference.SetUp | None = None
+    set_up: rank_inference.SetUp | None = None
     displayed: Collection[str] = ()
     """Ids of displays, also of earlier cells."""
 
 
 def _nothing_kept(options: msg.RankOptions) -> _Kept:
     """Return what a new process begins with."""
-    from hydrogen_magic.node.worker import group_recovery, session_names, user_signals
+    from hydrogen_magic.node.worker import user_signals
+    from hydrogen_magic.node.worker.session import group_recovery, session_names
 
     groups = group_recovery.ProcessGroups(options.group_recovery)
     names = session_names.RankNames(vars(sys.modules["__main__"]))
@@ -196,7 +192,9 @@ class _Rank:
         fds: Sequence[int],
         kept: _Kept,
     ) -> None:
-        from hydrogen_magic.node.worker import entered_collectives, observe, peer_timeouts, profiler
+        from hydrogen_magic.node.worker import observe
+        from hydrogen_magic.node.worker.reporting import profiler
+        from hydrogen_magic.node.worker.session import entered_collectives, peer_timeouts
 
         self.rank = start.rank
         self.pid = os.getpid()
@@ -227,7 +225,9 @@ class _Rank:
 
     def _new_reporter(self, start: msg.RankStart) -> reporter.Reporter:
         """Return the reporter of this gang, by which the whole process reports from now on."""
-        from hydrogen_magic.node.worker import api, displays, reporter, send_interval
+        from hydrogen_magic.node.worker import api
+        from hydrogen_magic.node.worker.interactive import displays
+        from hydrogen_magic.node.worker.reporting import reporter, send_interval
 
         interval = send_interval.SendInterval(self.rank, api.world_size())
         found = reporter.Reporter(
@@ -246,7 +246,9 @@ class _Rank:
 
     def _follow_commands(self, reader: framing.FrameReader, start: msg.RankStart) -> None:
         """Let the reporter's thread carry out the agent's commands: recording, input, profiles."""
-        from hydrogen_magic.node.worker import checkpoint, commands, user_input
+        from hydrogen_magic.node.worker import commands
+        from hydrogen_magic.node.worker.checkpoints import checkpoint
+        from hydrogen_magic.node.worker.interactive import user_input
         from hydrogen_magic.node.worker.observe import forward, span_recording
 
         span_recording.abandon_all()
@@ -375,7 +377,8 @@ class _Rank:
         return 0
 
     def _load(self) -> namespace.LoadedClosure:
-        from hydrogen_magic.node.worker import namespace, post_mortem, user_input
+        from hydrogen_magic.node.worker import namespace
+        from hydrogen_magic.node.worker.interactive import post_mortem, user_input
         from hydrogen_magic.serialization import payload
 
         if self.session is not None:
@@ -400,22 +403,22 @@ class _Rank:
 
     def _infer(self, loaded: namespace.LoadedClosure, options: Mapping[str, Any]) -> None:
         """Predict until there is nothing left. The cell's own value is not asked for."""
-        from hydrogen_magic.node.worker import inference
+        from hydrogen_magic.node.worker.inference import rank_inference
 
         ready = self.kept.set_up
         if ready is None or self.session is not None:
-            ready = self.kept.set_up = inference.set_up(loaded)
+            ready = self.kept.set_up = rank_inference.set_up(loaded)
             if self.session is None:
                 # These objects stay. Otherwise the garbage collector visits them again and again, which
                 # takes a fifth of the time of a predict that makes a list of every row.
                 gc.freeze()
         channel = self.channels.pop()
-        is_done = inference.serve(channel, ready.predict, options, files=ready.files)
+        is_done = rank_inference.serve(channel, ready.predict, options, files=ready.files)
         self.is_retained = is_done and ready.can_stay
 
     def _show_displays(self) -> None:
         """Show open figures, and wait until the displays are sent, at the rate that a front end can draw."""
-        from hydrogen_magic.node.worker import figures
+        from hydrogen_magic.node.worker.interactive import figures
 
         figures.show_open()
         if self.reporter.displays is not None:
@@ -435,7 +438,8 @@ class _Rank:
 
     def _fail(self, error: BaseException) -> int:
         """Report ``error`` before any clean-up; return the exit code."""
-        from hydrogen_magic.node.worker import figures, main_thread, post_mortem, user_input
+        from hydrogen_magic.node.worker import main_thread
+        from hydrogen_magic.node.worker.interactive import figures, post_mortem, user_input
 
         # A handler of SIGINT that the cell has set may call sys.exit.
         stops = (KeyboardInterrupt, SystemExit, user_input.StopRequestedError)
@@ -459,7 +463,7 @@ class _Rank:
 
     def _deliver(self, loaded: namespace.LoadedClosure, value: Any) -> None:
         """Send the results, and report that they are complete: from then on the process should exit."""
-        from hydrogen_magic.node.worker import results
+        from hydrogen_magic.node.worker.results import results
 
         nbytes = results.deliver(
             loaded,

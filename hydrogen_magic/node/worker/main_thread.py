@@ -21,7 +21,7 @@ from typing import Any
 from hydrogen_magic.core import address_space, syntax
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.rank_gpu import gpu_note
-from hydrogen_magic.node.worker.training_progress import Collective
+from hydrogen_magic.node.worker.reporting.training_progress import Collective
 
 _IN_FLIGHT_S = 0.1
 """Handlers that recover from an exception usually take less."""

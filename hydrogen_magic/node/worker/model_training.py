@@ -16,9 +16,10 @@ from hydrogen_magic.node.prediction.ddl import name_of, parse_schema, spark_sche
 from hydrogen_magic.node.prediction.options import InferOptions
 from hydrogen_magic.node.prediction.predictor import Predictor
 from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
-from hydrogen_magic.node.worker import api, shard
-from hydrogen_magic.node.worker.batch_kinds import ColumnError, exact_tensors_of
-from hydrogen_magic.node.worker.rank_parts import dtensor_class
+from hydrogen_magic.node.worker import api
+from hydrogen_magic.node.worker.data import shard
+from hydrogen_magic.node.worker.data.batch_kinds import ColumnError, exact_tensors_of
+from hydrogen_magic.node.worker.results.rank_parts import dtensor_class
 
 
 @dataclass(frozen=True)

@@ -13,8 +13,8 @@ import types
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext, suppress
 
-from hydrogen_magic.node.worker import redefinition
 from hydrogen_magic.node.worker.import_hooks import hooks
+from hydrogen_magic.node.worker.session import redefinition
 from hydrogen_magic.serialization.closure import ModuleSource
 from hydrogen_magic.serialization.pickler import names_of
 

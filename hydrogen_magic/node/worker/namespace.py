@@ -27,17 +27,12 @@ from pathlib import Path
 from typing import Any
 
 from hydrogen_magic.core import syntax
-from hydrogen_magic.node.worker import (
-    file_names,
-    ipython_shell,
-    module_importer,
-    seeding,
-    settings,
-    spawn,
-)
+from hydrogen_magic.node.worker import module_importer, seeding, settings, spawn
+from hydrogen_magic.node.worker.inference import file_names
+from hydrogen_magic.node.worker.interactive import ipython_shell
 from hydrogen_magic.node.worker.observe.dataloader import note_sent
-from hydrogen_magic.node.worker.result_pickler import ResultPickler
-from hydrogen_magic.node.worker.session_names import RankNames
+from hydrogen_magic.node.worker.results.result_pickler import ResultPickler
+from hydrogen_magic.node.worker.session.session_names import RankNames
 from hydrogen_magic.serialization.closure import ClosureManifest, ModuleSource, Setting, unbundle
 from hydrogen_magic.serialization.code_names import names_bound_by
 from hydrogen_magic.serialization.identity import RankObjects, updating

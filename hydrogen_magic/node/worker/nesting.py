@@ -6,7 +6,8 @@ import os
 
 from hydrogen_magic.core.processes import COOKIE
 from hydrogen_magic.errors import PlacementError
-from hydrogen_magic.node.worker import api, reporter
+from hydrogen_magic.node.worker import api
+from hydrogen_magic.node.worker.reporting import reporter
 
 
 def is_rank() -> bool:

@@ -1,4 +1,4 @@
-"""Horovod on a rank of a session: see :mod:`hydrogen_magic.node.worker.group_recovery`.
+"""Horovod on a rank of a session: see :mod:`hydrogen_magic.node.worker.session.group_recovery`.
 
 A shutdown by one rank ends the waits of all ranks, whose background threads agree on it.
 """

@@ -21,8 +21,9 @@ from hydrogen_magic.frameworks.jax.node import (
     MULTIHOST_COLLECTIVES,
 )
 from hydrogen_magic.frameworks.jax.node.coordinator import private_directory
-from hydrogen_magic.node.worker import api, reporter
+from hydrogen_magic.node.worker import api
 from hydrogen_magic.node.worker.observe.collectives import tracked_collective
+from hydrogen_magic.node.worker.reporting import reporter
 from hydrogen_magic.node.wrapping import wraps
 
 _JOIN_S = 86_400

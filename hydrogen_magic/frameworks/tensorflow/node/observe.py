@@ -12,8 +12,8 @@ from typing import Any
 
 from hydrogen_magic.core.events import CollectiveWait
 from hydrogen_magic.frameworks.tensorflow.node import COLLECTIVES, CONFIG, STRATEGY
-from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe.collectives import tracked_collective
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 from hydrogen_magic.node.wrapping import wraps
 
 

@@ -15,9 +15,9 @@ from functools import partial
 from types import ModuleType
 
 from hydrogen_magic.core import messages as msg
-from hydrogen_magic.node.worker import reporter
 from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.node.worker.observe import helpers, tqdm
+from hydrogen_magic.node.worker.reporting import reporter
 
 _OURS = __name__.partition(".")[0]
 _failed: list[tuple[str, Exception]] = []

@@ -17,7 +17,7 @@ from weakref import WeakSet
 from hydrogen_magic.core.events import GRADIENTS
 from hydrogen_magic.node.worker.observe import span_recording
 from hydrogen_magic.node.worker.observe.helpers import followed
-from hydrogen_magic.node.worker.spans import depth
+from hydrogen_magic.node.worker.reporting.spans import depth
 from hydrogen_magic.node.wrapping import wraps
 
 _NAME = "backward"

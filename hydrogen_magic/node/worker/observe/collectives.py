@@ -19,8 +19,8 @@ from typing import Any
 
 from hydrogen_magic.core.events import COLLECTIVES
 from hydrogen_magic.node.rendezvous import torch_address, torch_groups
-from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe.span_recording import put
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 from hydrogen_magic.node.wrapping import wraps
 
 NAMES = (

@@ -16,7 +16,7 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 from hydrogen_magic.node.wrapping import wraps
 
 _REMOVED_S = 2.0

@@ -12,9 +12,9 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.core.library_types import derives_from
-from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import helpers
 from hydrogen_magic.node.worker.observe.span_recording import recorded
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 from hydrogen_magic.node.wrapping import wraps
 
 _WAIT = "data wait"

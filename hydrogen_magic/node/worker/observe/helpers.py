@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, TypeVar
 
-from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 from hydrogen_magic.node.wrapping import wraps
 
 _Made = TypeVar("_Made")

@@ -13,8 +13,8 @@ from numbers import Number
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import helpers
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 from hydrogen_magic.node.wrapping import wraps
 
 _OBSERVED_LOGGERS = {"MLflowLogger", "TensorboardLogger", "WandBLogger"}

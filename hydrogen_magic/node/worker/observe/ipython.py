@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from hydrogen_magic.node.worker import display_functions
+from hydrogen_magic.node.worker.interactive import display_functions
 
 
 def attach(module: ModuleType) -> None:

@@ -14,8 +14,8 @@ from typing import Any
 from hydrogen_magic.core.environment import hidden
 from hydrogen_magic.node.rendezvous import torch_address
 from hydrogen_magic.node.rendezvous.torch_address import gang_size
-from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe.span_recording import put
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 from hydrogen_magic.node.wrapping import wraps
 
 

@@ -17,8 +17,8 @@ from collections.abc import Iterator
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import helpers, tensorboard
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 
 
 def attach(module: ModuleType) -> None:

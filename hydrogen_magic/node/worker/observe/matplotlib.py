@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from hydrogen_magic.node.worker import figures
+from hydrogen_magic.node.worker.interactive import figures
 
 _FOR_FILES = ("agg", "cairo", "pdf", "pgf", "ps", "svg", "template")
 

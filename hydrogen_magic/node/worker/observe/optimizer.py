@@ -6,9 +6,9 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import span_recording
 from hydrogen_magic.node.worker.observe.helpers import Nesting, followed
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 
 _STEP = "optimizer step"
 _under_way: list[tuple[_reporter.Reporter, int, int]] = []

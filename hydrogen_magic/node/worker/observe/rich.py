@@ -12,8 +12,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.node.worker import reporter as _reporter
 from hydrogen_magic.node.worker.observe import helpers
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 from hydrogen_magic.node.wrapping import wraps
 
 _bars: weakref.WeakKeyDictionary[Any, dict[int, helpers.LibraryBar]] = weakref.WeakKeyDictionary()

@@ -13,8 +13,8 @@ from collections.abc import Callable
 from types import ModuleType
 from typing import Any
 
-from hydrogen_magic.node.worker import reporter as _reporter
-from hydrogen_magic.node.worker.spans import depth
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
+from hydrogen_magic.node.worker.reporting.spans import depth
 from hydrogen_magic.node.wrapping import transparent, wraps
 
 open_spans: set[str] = set()

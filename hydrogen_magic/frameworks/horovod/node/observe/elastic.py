@@ -24,8 +24,9 @@ import pickle
 import sys
 from typing import Any
 
-from hydrogen_magic.node.worker import api, checkpoint
-from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.worker import api
+from hydrogen_magic.node.worker.checkpoints import checkpoint
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 
 _NAME = "horovod-elastic-"
 """Name of a call's last commit beside the user's own checkpoint, without the call's number."""

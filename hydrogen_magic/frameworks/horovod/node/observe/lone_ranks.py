@@ -10,7 +10,7 @@ from types import ModuleType
 from typing import Any
 
 from hydrogen_magic.node.worker import api
-from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 from hydrogen_magic.node.wrapping import wraps
 
 

@@ -22,7 +22,7 @@ from typing import Any
 
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.frameworks.horovod.node import DYNAMIC, TIMELINE
-from hydrogen_magic.node.worker import reporter as _reporter
+from hydrogen_magic.node.worker.reporting import reporter as _reporter
 from hydrogen_magic.node.wrapping import wraps
 
 _SWITCH_S = 1.0

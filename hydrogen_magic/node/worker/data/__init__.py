@@ -1,0 +1,1 @@
+"""The data path of a rank: its share of common data, in batches."""

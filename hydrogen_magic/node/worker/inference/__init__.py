@@ -1,0 +1,1 @@
+"""Ranks and Spark workers that predict after their cell has run."""

@@ -1,0 +1,1 @@
+"""Reports of a rank: its events are collected, and sent to its agent."""

@@ -1,0 +1,1 @@
+"""What a rank of a session keeps from cell to cell."""
