@@ -185,7 +185,7 @@ class Ranks:
 
     def run(self, source: str, names: Iterable[str], seed: int) -> OnRanks:
         """Run a cell in a copy of the working directory; bring these names back."""
-        from hydrogen_magic.driver import launcher
+        from hydrogen_magic.driver import known_gangs, launcher
 
         out = ",".join(names)
         line = f"--np {self._np} --detach --quiet --seed {seed}{out and f' --out {out}'}"
@@ -193,7 +193,7 @@ class Ranks:
         with self._notebook.next_cell(f"%%distributed {line}\n{source}"), copied_folder():
             try:
                 self._notebook.shell.run_cell_magic("distributed", line, source)
-                gang = [*launcher.gangs().values()][-1]  # a cell that ends in `;` returns none
+                gang = [*known_gangs.gangs().values()][-1]  # a cell that ends in `;` returns none
                 gang.wait()
             except Exception as error:  # every refusal is a result
                 return OnRanks(refusal=f"{type(error).__name__}: {error}")

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from hydrogen_magic.driver.datasets.dataset import dataset
     from hydrogen_magic.driver.gang import Gang
     from hydrogen_magic.driver.history import history
-    from hydrogen_magic.driver.launcher import gangs, load_results
+    from hydrogen_magic.driver.known_gangs import gangs, load_results
     from hydrogen_magic.driver.sweep import last_sweep
     from hydrogen_magic.inference.spark.function import udf
     from hydrogen_magic.node.worker.api import (
@@ -63,11 +63,11 @@ __all__ = [
 _HOMES = {
     "Gang": "hydrogen_magic.driver.gang",
     "dataset": "hydrogen_magic.driver.datasets.dataset",
-    "gangs": "hydrogen_magic.driver.launcher",
+    "gangs": "hydrogen_magic.driver.known_gangs",
     "history": "hydrogen_magic.driver.history",
     "last_sweep": "hydrogen_magic.driver.sweep",
     "launch": "hydrogen_magic.driver.calls",
-    "load_results": "hydrogen_magic.driver.launcher",
+    "load_results": "hydrogen_magic.driver.known_gangs",
     "run": "hydrogen_magic.driver.calls",
     "shard": "hydrogen_magic.node.worker.data.shard",
     "udf": "hydrogen_magic.inference.spark.function",

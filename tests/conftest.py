@@ -25,7 +25,7 @@ from hypothesis import HealthCheck, settings
 from IPython.core.interactiveshell import InteractiveShell
 from jupyter_core.utils import ensure_event_loop
 
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs
 from hydrogen_magic.driver.placements.local_agents import AgentPool
 from hydrogen_magic.frameworks.horovod import installation
 from hydrogen_magic.frameworks.jax import installation as jax_installation
@@ -248,7 +248,7 @@ def hydrogen_home(homes: Iterator[Path], monkeypatch: pytest.MonkeyPatch) -> Pat
 @pytest.fixture
 def no_gangs(monkeypatch: pytest.MonkeyPatch) -> None:
     """Forget gangs of other tests, which lists have beside the records."""
-    monkeypatch.setattr(launcher, "_known", WeakValueDictionary())
+    monkeypatch.setattr(known_gangs, "_known", WeakValueDictionary())
 
 
 @pytest.fixture(scope="module")

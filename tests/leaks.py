@@ -406,7 +406,7 @@ def end_warm_agents() -> None:
 
 def running_gangs() -> list[str]:
     """Return one line for each gang of this process that has not ended."""
-    run = sys.modules.get("hydrogen_magic.driver.launcher")
+    run = sys.modules.get("hydrogen_magic.driver.known_gangs")
     if run is None:
         return []
     over = ("SUCCEEDED", "FAILED", "STOPPED")

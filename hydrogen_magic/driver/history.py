@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.events import Event, GangEnded, GangLaunched
 from hydrogen_magic.core.units import counted, first_of
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.errors import HydrogenError
 
@@ -76,7 +76,7 @@ def _names(kind: str, tables: Sequence[Any]) -> list[str]:
 
 def states(limit: int | None = None) -> list[GangState]:
     """Return the state of this kernel's gangs and of ``limit`` recorded ones, newest last."""
-    live = launcher.gangs()
+    live = known_gangs.gangs()
     earlier = [found for found in run_log.recent() if found.gang not in live][:limit]
     found = [*map(_last_state, earlier), *(gang.snapshot() for gang in live.values())]
     return sorted(found, key=lambda state: state.wall_time)
@@ -86,7 +86,7 @@ def unreadable_line() -> str:
     """Return a line about records that cannot be read, which lists leave out; empty without any."""
     if why := run_log.why_inaccessible():
         return why
-    ids = [each for each in run_log.unreadable() if each not in launcher.gangs()]
+    ids = [each for each in run_log.unreadable() if each not in known_gangs.gangs()]
     if not ids:
         return ""
     return f"{counted(len(ids), 'record')} cannot be read ({first_of(ids, 4)}): %gang show {ids[0]} says why"

@@ -26,26 +26,22 @@ import secrets
 import threading
 import time
 import weakref
-from collections import deque
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
 from contextlib import ExitStack, suppress
 from functools import partial
-from typing import Any, TypeGuard
-from weakref import WeakValueDictionary
+from typing import TypeGuard
 
 from hydrogen_magic import capture, plugins
 from hydrogen_magic.capture.imports import IMPORTED_ON_FIRST_USE
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.core import file_limit, processes, run_log
+from hydrogen_magic.core import file_limit, run_log
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.job import JobSpec, Plan
 from hydrogen_magic.core.masking import Mask, holds, secret_values
-from hydrogen_magic.core.units import counted, first_of
-from hydrogen_magic.driver import run_names, tracking
+from hydrogen_magic.driver import kernel_end, known_gangs, tracking
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.controller import GangController
-from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.interrupts import interrupts_raise
@@ -70,73 +66,17 @@ from hydrogen_magic.errors import (
 )
 from hydrogen_magic.node.agent.file_versions import modified_ns
 from hydrogen_magic.node.worker.nesting import refuse_nested
-from hydrogen_magic.views import kernel_here, static_picture
-from hydrogen_magic.views.output_stream import OutputStream
+from hydrogen_magic.views import static_picture
 
 _FED_FILES = {True: 2, False: 8}
 """Descriptors for each rank that is fed, on this machine and elsewhere."""
 _LAUNCH_FILES = 48
 """Files that this process opens for its first gang, at most: the hub's sockets, an agent, a run log."""
 
-_running: dict[str, tuple[Gang, tuple[str, ...]]] = {}
-"""Gangs by id, and the GPUs that they have beside those of sessions."""
-_recent: deque[Gang] = deque(maxlen=4)
-"""The gangs that were launched or ended last, kept for inspection; more would hold large results."""
-_keeping = threading.Lock()
-_TRACKED_S = 2.5
-"""How long an exit may take until trackers know of it: front ends kill a kernel after five seconds."""
-_AT_EXIT_S = 1.0
-"""How long this process waits at its end for gangs that it stops, and then once more for those it kills."""
-_INTERRUPTED_S = 5.0
-"""A gang that was stopped so short a time before the kernel is shut down was most likely stopped by that:
-Jupyter kills a kernel that takes longer."""
-_LARGE_BYTES = 64 << 20
-"""Results of this size that the notebook has taken are not kept for that."""
 _shown_hints: set[str] = set()
 _IMPORTED_NS = modified_ns(msg.__file__)
 """Agents and ranks that speak another version's messages cannot be started."""
 _claiming = threading.Lock()
-_known: WeakValueDictionary[str, Gang] = WeakValueDictionary()
-
-
-def gangs() -> dict[str, Gang]:
-    """Return this kernel's gangs by id: running ones, the last four, and referenced ones.
-
-    They are in the order in which they were launched or attached to. Of the four that were launched or
-    ended last, those whose large results became variables of the notebook are left out. Older ones are in
-    the records that ``%gang`` lists.
-    """
-    # A list of the references first: any thread may drop the last one to a gang at any moment.
-    return {gang.id: gang for known in _known.valuerefs() if (gang := known()) is not None}
-
-
-def load_results(gang: str, rank: int = 0) -> dict[str, Any]:
-    """Return the saved results of a rank whose gang failed, was stopped, or returned only some of them.
-
-    The value of the cell is named ``_``, or ``""`` if ``--out`` names a variable ``_``;
-    ``MissingObject`` replaces every missing object. With ``retries`` the results of all ranks are those of
-    one attempt, the newest in which rank 0 had sent some. ``gang``: its id, the beginning of one, or the
-    name of a run, of which the newest is taken. Raises HydrogenError when there is no such run, nothing of
-    it is saved, or the file is damaged.
-    """
-    gang_id = _run_called(gang)
-    known = gangs().get(gang_id)  # a run without a record has a folder elsewhere
-    saved = gang_results.load_saved(known.folder if known else run_log.run_dir(gang_id), rank)
-    kept = saved if known is None or saved.parts else known.received.of(rank)
-    found = {name or kept.key_of_value: value for name, value in kept.everything().items()}
-    if not found:
-        reasons = [saved.damage] if saved.damage else kept.errors.values()
-        why = "".join(f": {text}" for text in reasons)
-        raise HydrogenError(f"no results of rank {rank} are saved for run {gang_id!r}{why}")
-    return found
-
-
-def _run_called(name: str) -> str:
-    """Return the id of a run. Raises HydrogenError if there is none."""
-    with suppress(HydrogenError, OSError):  # it is no id, or there is no place for records
-        if run_log.run_dir(name).is_dir():
-            return name
-    return run_names.complete(name, run_names.names(gangs(), run_log.recent()))
 
 
 def plan(spec: JobSpec) -> Plan:
@@ -157,7 +97,7 @@ def _gpus_in_use() -> list[str]:
 
     Each GPU occurs once for every rank that uses it. Ranks that ``%%infer`` keeps make room.
     """
-    found = [gpus for gang, gpus in list(_running.values()) if not gang.wait(0)]
+    found = [gpus for gang, gpus in list(known_gangs.running.values()) if not gang.wait(0)]
     named = [each for each in sessions.sessions() if each.name != sessions.UNNAMED]
     found += [_gpus(each.plan, plugins.placement(each.spec.placement)) for each in named]
     own = run_log.owner_of_this_process()
@@ -301,42 +241,6 @@ def _new_run(
     return run
 
 
-def register(gang: Gang) -> Gang:
-    """Make ``gang`` known in this kernel, as the one that it launched or attached to last."""
-    _known.pop(gang.id, None)
-    _known[gang.id] = gang
-    _keep(gang)
-    return gang
-
-
-def forget(gang: Gang) -> None:
-    """Delete the record of an ended gang, and do not list it any more."""
-    with _keeping:
-        _known.pop(gang.id, None)
-        with suppress(ValueError):
-            _recent.remove(gang)
-    run_log.delete(gang.id)
-
-
-def _keep(gang: Gang) -> None:
-    """Let go of gangs with large results that the notebook has taken, and of all but the last four.
-
-    Handles keep theirs. The main thread calls it at a launch, the hub's at an end.
-    """
-    with _keeping:
-        if _known.get(gang.id) is not gang:  # `forget` was faster
-            return
-        kept = [each for each in _recent if each is not gang and not _is_taken(each)]
-        _recent.clear()
-        _recent.extend([*kept, gang])
-
-
-def _is_taken(gang: Gang) -> bool:
-    """Whether the notebook has taken its results, which are large."""
-    received = gang.received
-    return received.nbytes > _LARGE_BYTES and received.of(gang.first_rank).is_taken
-
-
 def _sent_secrets(
     known: Iterable[str], captured: capture.Captured, spec: JobSpec
 ) -> tuple[str, ...]:
@@ -437,66 +341,29 @@ def _start_controller(
     agent_group: AgentGroup, loop: asyncio.AbstractEventLoop, run: GangRun, job: Job
 ) -> Gang:
     controller = GangController(run, job, agent_group, loop)
-    gang = register(Gang(run, controller, static_picture))
+    gang = known_gangs.register(Gang(run, controller, static_picture))
     gpus = _gpus(job.plan, plugins.placement(job.spec.placement))
-    _running[gang.id] = gang, gpus if job.session_cell is None else ()
+    known_gangs.running[gang.id] = gang, gpus if job.session_cell is None else ()
     done = asyncio.run_coroutine_threadsafe(controller.run(), loop)
     done.add_done_callback(lambda future: _on_controller_end(run, future))
     return gang
 
 
-@atexit.register  # after that of the agents, so it runs before
-def end_with_kernel() -> None:
-    """Stop what runs, so that records say why it ended; ranks have a moment for their ``finally``."""
-    began_s = time.monotonic()
-    gangs = [gang for gang, _ in list(_running.values())]
-    running = [gang.id for gang in gangs if not gang.wait(0)]
-    if running and kernel_here() is None:  # the next kernel reports those of this one
-        stopped = f"{counted(len(running), 'running gang')} ({first_of(running, 4)})"
-        print(
-            f"hydrogen_magic: this process ends, which stops {stopped}: gang.wait() waits for the end of a "
-            "gang, as hm.run does",
-            file=OutputStream("stderr", optional=True),
-        )
-    for kill in (False, True):
-        for gang in gangs:
-            with suppress(RuntimeError):  # its agents have been closed, and their loop with them
-                gang.stop_for("kernel", kill)
-        deadline = time.monotonic() + _AT_EXIT_S
-        for gang in gangs:
-            gang.wait(max(0.0, deadline - time.monotonic()))
-    tracking.finish_all(max(0.0, began_s + _TRACKED_S - time.monotonic()))
-
-
-def note_shutdown(began: float, cell_began: float) -> None:
-    """Note in the records of the gangs that this stopped that their kernel was shut down.
-
-    Jupyter interrupts a kernel before it asks for that, which stops the gangs of the current cell.
-    ``began``: when it asked; ``cell_began``: when the last cell was started; both in Unix time.
-    """
-    for gang in gangs().values():
-        state = gang.snapshot()
-        is_stopped = (state.state, state.stop_reason) == ("STOPPED", "user")
-        is_recent = began - state.wall_time - state.now_s < _INTERRUPTED_S
-        if is_stopped and is_recent and state.wall_time >= cell_began and not state.outlives:
-            run_log.write_end(gang.folder, ev.KERNEL_ENDED)
-
-
-os.register_at_fork(after_in_child=_running.clear)
+atexit.register(kernel_end.end_with_kernel)  # after that of the agents, so it runs before
 
 
 def _on_controller_end(run: GangRun, done: Future[None]) -> None:
-    gang, _ = _running.pop(run.id, (None, None))
+    gang, _ = known_gangs.running.pop(run.id, (None, None))
     error = "its controller was cancelled" if done.cancelled() else done.exception()
     if error is not None:  # a fault of ours; callers wait for the gang's end
         run.finish(HydrogenError(f"the gang was lost: {error!r}"))
     if gang is not None:
-        _keep(gang)  # it may have run for longer than four others
+        known_gangs.keep(gang)  # it may have run for longer than four others
 
 
 def _run_here(placement: InKernelPlacement, run: GangRun, job: Job) -> Gang:
     """Run the one rank here and now; its exception stays the user's own, for ``%debug``."""
-    gang = register(Gang(run, picture=static_picture))
+    gang = known_gangs.register(Gang(run, picture=static_picture))
     run.emit(ev.AttemptStarted(0.0, 0))
     error: BaseException | None = None
     try:
@@ -525,29 +392,6 @@ def _new_record(on_problem: Callable[[str], None]) -> tuple[str, run_log.Record]
 
 def _new_id() -> str:
     """Return a short id that no gang of this kernel has; the folder of a record cannot be made twice."""
-    while (name := secrets.token_hex(2)) in _known:
+    while (name := secrets.token_hex(2)) in known_gangs.gangs():
         pass
     return name
-
-
-def clean_up_abandoned() -> list[str]:
-    """End processes that gangs of dead kernels may have left; return those gangs' ids, newest first.
-
-    A gang ends with its kernel. Only if its agent was killed too, processes may be left that had made
-    themselves independent of their rank.
-    """
-    abandoned = run_log.unfinished()
-    end_abandoned(abandoned)
-    folders.prune()
-    return abandoned
-
-
-def end_abandoned(gang_ids: Iterable[str]) -> None:
-    """End processes of these gangs, whose owners no longer run, and finish their records."""
-    launched = [
-        found.launched for gang_id in gang_ids if (found := run_log.summary(gang_id)) is not None
-    ]
-    if launched:
-        processes.kill_marked(processes.OWNER, {one.owner for one in launched})
-    for one in launched:
-        run_log.end_abandoned(one.gang)

@@ -152,7 +152,7 @@ def two_ranks(run: Callable[[], float] | None = None) -> Diagnosis:
 
 
 def _run_two_ranks() -> float:
-    from hydrogen_magic.driver import calls, launcher
+    from hydrogen_magic.driver import calls, known_gangs
 
     gang = calls.launch(
         _sum_of_ranks, np=2, gpu=False, timeout=_GANG_TIMEOUT_S, run_name="%gang doctor"
@@ -163,7 +163,7 @@ def _run_two_ranks() -> float:
         gang.stop()
         raise
     # The newest gang should be the user's. One that fails stays, with its logs.
-    launcher.forget(gang)
+    known_gangs.forget(gang)
     return total
 
 

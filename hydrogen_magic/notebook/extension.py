@@ -11,7 +11,7 @@ from typing import Any
 from IPython.core.interactiveshell import InteractiveShell
 
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import kernel_end
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.notebook import outliving
@@ -81,8 +81,8 @@ def _end_before_other_processes(kernel: Any, magic: Distributed) -> None:
     @functools.wraps(shut_down)
     def do_shutdown(*args: Any, **kwargs: Any) -> Any:
         began = time.time()
-        launcher.end_with_kernel()
-        launcher.note_shutdown(began, magic.cell_began)
+        kernel_end.end_with_kernel()
+        kernel_end.note_shutdown(began, magic.cell_began)
         folders.delete_all()
         return shut_down(*args, **kwargs)
 
@@ -104,7 +104,7 @@ def _module_of(magic: Any) -> str:
 
 
 def _report_stopped_runs() -> None:
-    abandoned = launcher.clean_up_abandoned()
+    abandoned = kernel_end.clean_up_abandoned()
     for line in outliving.ended_lines(abandoned):
         print(line)
     stopped = [gang_id for gang_id in abandoned if not outliving.is_outliving(gang_id)]

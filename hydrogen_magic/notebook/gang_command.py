@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver import attending, history, launcher, run_names, session
+from hydrogen_magic.driver import attending, history, known_gangs, run_names, session
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import attach
 from hydrogen_magic.driver.owner.recorded_gang import RecordedGang
@@ -83,7 +83,9 @@ def _draw(gang: Gang, state: GangState) -> None:
 
 def _attach(command: GangCommand, say: Callable[[list[str]], Any]) -> Gang:
     name = command.gang or (_last_outliving_here() if command.out else None)
-    gang = launcher.register(reachable(name or _newest_outliving(bool(command.out)), command.wants))
+    gang = known_gangs.register(
+        reachable(name or _newest_outliving(bool(command.out)), command.wants)
+    )
     if not command.out:
         attending.follow(gang, pick_view(gang, detached=True))
     return gang
@@ -109,7 +111,7 @@ def _stop(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     if not command.all:
         say([_stopped(command.gang, command)])
         return
-    running = [k for k, gang in launcher.gangs().items() if not gang.snapshot().is_terminal]
+    running = [k for k, gang in known_gangs.gangs().items() if not gang.snapshot().is_terminal]
     say([_stopped_or_why_not(name, command) for name in running] or ["this kernel runs no gang"])
     say(list(attachable_lines(running_alone=True)))
 
@@ -236,7 +238,7 @@ def reachable(name: str | None, wants: str = "control", *, to_stop: bool = False
     None: this kernel's last one, else the newest. ``wants``: see :attr:`GangCommand.wants`;
     ``to_stop``: see :func:`_complete`.
     """
-    live = launcher.gangs()
+    live = known_gangs.gangs()
     _refuse_unreadable(name, live)
     known = run_names.names(live, (found for found in run_log.recent() if found.launched.outlives))
     if not known:
@@ -279,7 +281,7 @@ def _refuse_out_of_reach(name: str | None, known: Mapping[str, str]) -> None:
 
 def _last_outliving_here() -> str | None:
     """Return the gang that outlives its kernel which this one has launched or attached to last."""
-    live = launcher.gangs()
+    live = known_gangs.gangs()
     return next((k for k in reversed(live) if live[k].snapshot().outlives), None)
 
 
@@ -294,7 +296,7 @@ def _newest_outliving(has_results: bool) -> str | None:
 
 def _find(name: str | None) -> Gang:
     """Return a gang of this kernel or a recorded one; None: this kernel's last one, else the newest."""
-    live = launcher.gangs()
+    live = known_gangs.gangs()
     if name is None and live:
         return live[next(reversed(live))]
     _refuse_unreadable(name, live)

@@ -8,7 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver import launcher, result_assignment
+from hydrogen_magic.driver import known_gangs, result_assignment
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import connect
 from hydrogen_magic.driver.owner.start import LIMIT_S
@@ -31,11 +31,11 @@ def attachable_lines(*, running_alone: bool = False) -> Iterator[str]:
     ``running_alone``: leave out those that have ended.
     """
     for gang_id in run_log.unreadable():
-        if run_log.is_unseen(gang_id) and gang_id not in launcher.gangs():
+        if run_log.is_unseen(gang_id) and gang_id not in known_gangs.gangs():
             why = run_log.why_unreadable(gang_id)
             yield f"gang {gang_id} was launched with --outlive, but cannot be attached to: {why}"
     for found in run_log.recent():
-        is_elsewhere = found.launched.outlives and found.gang not in launcher.gangs()
+        is_elsewhere = found.launched.outlives and found.gang not in known_gangs.gangs()
         if running_alone and found.ended is not None:
             continue
         if is_elsewhere and (state := _state(found)):

@@ -16,7 +16,7 @@ from hydrogen_magic.compat import HorovodRunner
 from hydrogen_magic.compat.keras.callbacks import LearningRateScheduleCallback
 from hydrogen_magic.compat.keras.jax_exchange import JaxExchange
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs
 from tests.gangs import PATIENCE_S, ended
 from tests.keras_ranks import BATCH, EPOCHS, MOMENTUM, RATE, train, train_after_joining
 
@@ -155,7 +155,7 @@ def test_ranks_that_have_not_joined_by_jax_do_not_train_alone(
 @pytest.mark.horovod
 def test_horovod_runners_example_trains_with_averaged_gradients() -> None:
     HorovodRunner(np=-N_RANKS).run(train, x=X, y=Y)
-    check(list(launcher.gangs().values())[-1].results, [RATE] * EPOCHS * N_STEPS)
+    check(list(known_gangs.gangs().values())[-1].results, [RATE] * EPOCHS * N_STEPS)
 
 
 def test_models_of_the_notebook_travel_both_ways_and_torch_averages_gradients() -> None:

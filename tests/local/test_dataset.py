@@ -18,7 +18,7 @@ import pandas as pd
 import pytest
 
 import hydrogen_magic as hm
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import kernel_end
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.node import data_files
 from hydrogen_magic.views.row_progress import RowProgress
@@ -357,7 +357,7 @@ def test_a_store_that_does_not_answer_delays_nothing_else(
     assert len(datasets()) == 1 and not os.path.exists(str(here.path))
     folders._forget()
     (hydrogen_home / "datasets" / "stray").touch()
-    launcher.clean_up_abandoned()
+    kernel_end.clean_up_abandoned()
     hm.dataset(frame()).delete()
     assert len(datasets()) == 2 and memory.find("/lake")
     monkeypatch.setattr(RowProgress, "add", _no_space)
@@ -372,7 +372,7 @@ def test_a_store_that_does_not_answer_delays_nothing_else(
     unreachable(None)
 
     def is_clean() -> bool:
-        launcher.clean_up_abandoned()  # again: a thread of an earlier call may still run
+        kernel_end.clean_up_abandoned()  # again: a thread of an earlier call may still run
         return datasets() == ["stray"]
 
     wait_until(is_clean)
@@ -414,7 +414,7 @@ def test_a_process_leaves_nothing(tmp_path: Path, datasets: Callable[[], list[st
         first.communicate()
         assert len(datasets()) == 4
         ends: list[Callable[[], Any]] = [lambda: hm.dataset(frame()).delete()]
-        ends.append(launcher.clean_up_abandoned)
+        ends.append(kernel_end.clean_up_abandoned)
         for n_left, process, clean_up in zip((2, 1), (second, third), ends, strict=True):
             clean_up()
             wait_for_pruning()

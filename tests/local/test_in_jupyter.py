@@ -69,7 +69,7 @@ def kernel(shared_kernel: Kernel) -> Iterator[Kernel]:
 
 RUNNING = """
 import hydrogen_magic
-[id for id, gang in hydrogen_magic.driver.launcher.gangs().items() if not gang.wait(0)]
+[id for id, gang in hydrogen_magic.driver.known_gangs.gangs().items() if not gang.wait(0)]
 """
 
 
@@ -121,7 +121,7 @@ def test_output_of_a_detached_gang_stays_under_its_own_cell(kernel: Kernel, tmp_
     second = kernel.start(
         f"import contextlib, hydrogen_magic, io\nopen({str(go)!r}, 'w').close()\nprint('second')\n"
         "with contextlib.redirect_stdout(io.StringIO()):\n"
-        "    hydrogen_magic.driver.launcher.gangs().popitem()[1].wait()"
+        "    hydrogen_magic.driver.known_gangs.gangs().popitem()[1].wait()"
     )
     kernel.finish(second)
     kernel.until(first, lambda: "succeeded" in first.block)

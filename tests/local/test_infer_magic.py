@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from hydrogen_magic import capture
 from hydrogen_magic.capture import CellText
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs
 from hydrogen_magic.errors import CaptureError, InferError, RankFailedError
 from hydrogen_magic.inference import request
 from hydrogen_magic.node.prediction.options import InferOptions
@@ -216,11 +216,11 @@ def test_what_cannot_run_is_refused_with_a_remedy(
 
 
 def test_a_cell_without_predict_is_refused_before_a_rank_starts(shell: InteractiveShell) -> None:
-    known = launcher.gangs()  # held: those of earlier tests are collected at any time
+    known = known_gangs.gangs()  # held: those of earlier tests are collected at any time
     for body in ("x = 1", "class Model:\n    def predict(self, batch): ...", "m = df.predict"):
         with pytest.raises(InferError, match="defines no predict"):
             run(shell, "df --quiet", body)
-    assert launcher.gangs() == known
+    assert known_gangs.gangs() == known
     for body in ("predict = len", "exec('def predict(b): return b')", "from os.path import *"):
         request._check_predict(capture.capture_cell(CellText(body, "<c>", "c", 2, str), {}))
 

@@ -11,7 +11,7 @@ import pytest
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver.launcher import clean_up_abandoned
+from hydrogen_magic.driver.kernel_end import clean_up_abandoned
 from tests.gangs import PATIENCE_S, agent_pids, wait_until_gone
 from tests.scripted_kernel import Kernel
 

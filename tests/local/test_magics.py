@@ -37,7 +37,7 @@ from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages, run_log
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
 from hydrogen_magic.core.network import PortRange
-from hydrogen_magic.driver import attending, launcher
+from hydrogen_magic.driver import attending, known_gangs, launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.history import history
@@ -378,7 +378,7 @@ def gang(monkeypatch: pytest.MonkeyPatch) -> Gang:
     run.emit(ev.RankPhase(0.2, 0, "running"))
     run.emit(ev.Output(0.3, 1, "stdout", "hello\x1b[2J\n"))
     gang = Gang(run, picture=static_picture)
-    monkeypatch.setattr(launcher, "gangs", lambda: {"3f2a": gang})
+    monkeypatch.setattr(known_gangs, "gangs", lambda: {"3f2a": gang})
     return gang
 
 
@@ -503,7 +503,7 @@ def test_stop_of_all_gangs_goes_on_after_one_that_refuses(
 
     gang._control = SimpleNamespace(stop=lambda reason, kill=False: None)  # type: ignore[assignment]
     theirs = Gang(gang._run, SimpleNamespace(stop=refuse))  # type: ignore[arg-type]
-    monkeypatch.setattr(launcher, "gangs", lambda: {"1b2c": theirs, "3f2a": gang})
+    monkeypatch.setattr(known_gangs, "gangs", lambda: {"1b2c": theirs, "3f2a": gang})
     said = "gang 1b2c is controlled by another kernel\nstopping gang 3f2a\n"
     assert printed_by(shell, "%gang stop --all", capsys) == said
 
@@ -514,9 +514,9 @@ def test_a_wait_that_is_over_leaves_the_gang_alone(shell: InteractiveShell, gang
 
 
 def test_the_gang_of_the_doctor_leaves_no_record(shell: InteractiveShell) -> None:
-    kept, known = run_log.recent_ids(), launcher.gangs()
+    kept, known = run_log.recent_ids(), known_gangs.gangs()
     assert doctor.two_ranks().is_well
-    assert (run_log.recent_ids(), launcher.gangs()) == (kept, known)
+    assert (run_log.recent_ids(), known_gangs.gangs()) == (kept, known)
 
 
 def test_the_doctor_says_what_to_do(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:

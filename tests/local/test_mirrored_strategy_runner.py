@@ -16,7 +16,7 @@ import pytest
 
 from hydrogen_magic.compat import MirroredStrategyRunner
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs
 from hydrogen_magic.driver.gang import Gang
 from tests import made_up_gpus
 from tests.documented import covers
@@ -31,7 +31,7 @@ def last_results() -> list[Any]:
 
 
 def last_gang() -> Gang:
-    return list(launcher.gangs().values())[-1]
+    return list(known_gangs.gangs().values())[-1]
 
 
 @pytest.fixture

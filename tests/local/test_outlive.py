@@ -19,7 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes, run_log
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import kernel_end
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.owner import connection, local_socket
 from hydrogen_magic.driver.owner.connection import AttachedGang, attach
@@ -156,7 +156,7 @@ def test_the_data_of_its_notebook_stays_until_its_end(
     gang = launched("--np 2", READING.format(go=str(tmp_path / "go")))
     there.delete()
     folders.delete_all()  # as at the end of the kernel
-    launcher.clean_up_abandoned()  # as in the next one
+    kernel_end.clean_up_abandoned()  # as in the next one
     owner = owner_of(gang.id)
     (tmp_path / "go").touch()
     assert ended(gang).results == [[5, 5], [5, 5]]

@@ -22,7 +22,7 @@ from hydrogen_magic.capture import CellText
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes, run_log
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs, launcher
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.placements import local_agents
 from hydrogen_magic.errors import HydrogenError, ResultError
@@ -38,7 +38,7 @@ _PER_GANG = 30
 def forget_gangs() -> Iterator[None]:
     """The kernel keeps the last gangs, with results that are memory files."""
     yield
-    launcher._recent.clear()
+    known_gangs._recent.clear()
 
 
 @pytest.mark.parametrize(
@@ -180,7 +180,7 @@ def was_in_flight_at_the_end(ending: Ending, notes: Path) -> bool:
         for name, array in found.items():
             n_bytes = ending.n_bytes if name == "_" else 100
             assert np.array_equal(array, array_ranks.result_of(rank, n_bytes))
-    launcher._recent.clear()  # else the kernel holds the results, which are memory files
+    known_gangs._recent.clear()  # else the kernel holds the results, which are memory files
     return was_in_flight
 
 

@@ -12,7 +12,7 @@ from IPython.core.interactiveshell import InteractiveShell
 
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs
 from hydrogen_magic.errors import HydrogenError, RankFailedError, ResultError
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 from tests import result_checks, result_ranks
@@ -66,7 +66,7 @@ def test_a_model_comes_back_without_its_wrapper(notebook_shell: InteractiveShell
         "assert model is notebooks_own and _ is model and model.weight.tolist() == [[3.0, 3.0]]\n"
         "assert type(learner['model']) is torch.nn.Linear",
     )
-    *_, gang = launcher.gangs().values()
+    *_, gang = known_gangs.gangs().values()
     said = notices_of(gang)
     assert said.count("`model` comes back without its DistributedDataParallel") == 1
     assert said.count("`learner` comes back without its Averaged") == 1
@@ -242,7 +242,7 @@ def test_the_closure_is_freed_once_the_ranks_run(tmp_path: Path) -> None:
 def test_results_are_freed_with_the_notebooks_variables(
     notebook_shell: InteractiveShell, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "_LARGE_BYTES", 1 << 20)
+    monkeypatch.setattr(known_gangs, "_LARGE_BYTES", 1 << 20)
     wait_until(all_results_are_freed)  # those of the test before
     run_cell(notebook_shell, "import numpy as np\nold = np.zeros(2 << 20, np.uint8)")
     run_cell(notebook_shell, "%%distributed --np 1 --quiet --out old\nold += 1")

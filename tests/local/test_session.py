@@ -19,7 +19,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from IPython.utils.capture import capture_output
 
 from hydrogen_magic.capture import versions
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs, launcher
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.driver.placements import agent_client, local
 from hydrogen_magic.errors import (
@@ -429,7 +429,7 @@ def test_a_cell_on_some_ranks(cells: Cells) -> None:
     """The others stay as they are; the value is that of the first rank that takes part."""
     assert cells.on_ranks(JOIN + "n = 0\nhm.rank()", "--np 2") == 0
     assert cells.on_ranks("n = 5\nhm.rank(), hm.world_size()", "--ranks 1") == (1, 2)
-    assert [*launcher.gangs().values()][-1].snapshot().reason == "1 rank finished"
+    assert [*known_gangs.gangs().values()][-1].snapshot().reason == "1 rank finished"
     assert cells.all_ranks("n") == [0, 5]
     cells.on_ranks("own = 1", "--ranks 1 --out own")
     assert cells.run("own") == 1
@@ -456,7 +456,7 @@ def test_a_cell_without_rank_0_shows_the_warnings_of_the_ranks(cells: Cells) -> 
     cells.on_ranks("kept = [Slotted()]", "--np 2")
     cells.run("class Slotted:\n    __slots__ = ('a', 'b')")
     cells.on_ranks("kept", "--ranks 1")
-    assert "Slotted" in notices_of(list(launcher.gangs().values())[-1])
+    assert "Slotted" in notices_of(list(known_gangs.gangs().values())[-1])
 
 
 def test_a_setting_that_the_notebook_takes_back_is_taken_back_on_the_ranks(cells: Cells) -> None:

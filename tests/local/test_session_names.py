@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 from hydrogen_magic.capture import capture_call
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs, launcher
 from hydrogen_magic.driver import session as sessions
 from hydrogen_magic.errors import CaptureError, PlacementError, RankFailedError
 from tests.gangs import notices_of
@@ -112,7 +112,7 @@ def test_what_ipython_binds_on_the_ranks_is_no_variable_of_the_session(cells: Ce
 
 
 def last_notices() -> str:
-    return notices_of(list(launcher.gangs().values())[-1])
+    return notices_of(list(known_gangs.gangs().values())[-1])
 
 
 def test_new_definitions_reach_what_the_ranks_have(cells: Cells, tmp_path: Path) -> None:

@@ -22,7 +22,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from hydrogen_magic.capture import Captured
 from hydrogen_magic.capture.settings import SortedSettings
 from hydrogen_magic.core import events as ev
-from hydrogen_magic.driver.launcher import gangs
+from hydrogen_magic.driver.known_gangs import gangs
 from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.node.worker import settings
 from hydrogen_magic.node.worker.plain_values import is_plain

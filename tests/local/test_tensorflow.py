@@ -15,7 +15,7 @@ from IPython.core.interactiveshell import InteractiveShell
 from hydrogen_magic import plugins
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core.job import JobSpec, Plan, Slot
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs
 from hydrogen_magic.errors import PlacementError
 from hydrogen_magic.frameworks.tensorflow.node import observe
 from tests import observed
@@ -60,7 +60,7 @@ def test_the_guides_cell_learns_what_one_process_learns(notebook_shell: Interact
     expected = trained_in_numpy(x, y, np.zeros((4, 1)), np.zeros(1))
     np.testing.assert_allclose(weights, expected[0], rtol=1e-4)
     np.testing.assert_allclose(bias, expected[1], rtol=1e-4)
-    gang = list(launcher.gangs().values())[-1]
+    gang = list(known_gangs.gangs().values())[-1]
     np.testing.assert_allclose(gang.metrics.query("rank == 0")["loss"], expected[2], rtol=1e-4)
 
 

@@ -19,7 +19,7 @@ from hydrogen_magic.capture import Captured, CellText, capture_cell
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import memory_settings, run_log
 from hydrogen_magic.core.job import JobSpec
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs
 from hydrogen_magic.driver.datasets import folders
 from hydrogen_magic.driver.placements.remote.agents import RemoteAgentPool
 from hydrogen_magic.driver.placements.spark import spark_session as sessions
@@ -1097,13 +1097,13 @@ def test_the_magic_shows_a_run_and_keeps_out_lazy(spark: Any) -> None:
     with shells.loaded_shell() as shell:
         shell.run_cell("import numpy as np")
         shell.push({"df": spark.range(0, 10, 1, 2)})
-        known = set(launcher.gangs())
+        known = set(known_gangs.gangs())
         line = "df --schema 'twice bigint'"
         assert shell.run_cell_magic("infer", f"{line} --out scored", TWICE) is None
         assert shell.user_ns["scored"].count() == 10
-        assert set(launcher.gangs()) <= known, "a lazy result starts no gang"
+        assert set(known_gangs.gangs()) <= known, "a lazy result starts no gang"
         kept = shell.run_cell_magic("infer", line, TWICE)
         assert kept.columns == ["id", "twice"]
         kept.unpersist()
-        (gang,) = (gang for name, gang in launcher.gangs().items() if name not in known)
+        (gang,) = (gang for name, gang in known_gangs.gangs().items() if name not in known)
         assert (gang.state, gang.snapshot().placement) == ("SUCCEEDED", "spark")

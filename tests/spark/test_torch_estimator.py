@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, RankFailedError
 from tests import estimator_ranks, spark_rig
 from tests.documented import covers
@@ -130,7 +130,7 @@ def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_
         "seed": 2**63 - 1,
     }
     fitted = estimator(**given, featuresCols=names, predict=estimator_ranks.both).fit(frame)
-    title = list(launcher.gangs().values())[-1].snapshot().title
+    title = list(known_gangs.gangs().values())[-1].snapshot().title
     assert title == "TorchEstimator.fit(replace)"
     fitted.save(str(tmp_path / "fitted"))
     others = spark.range(5)

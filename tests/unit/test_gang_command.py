@@ -15,7 +15,7 @@ import pytest
 import hydrogen_magic as hm
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver import attending, launcher
+from hydrogen_magic.driver import attending, kernel_end, known_gangs
 from hydrogen_magic.driver.owner.recorded_gang import RecordedGang
 from hydrogen_magic.errors import HydrogenError
 from hydrogen_magic.notebook import gang_command
@@ -88,7 +88,7 @@ def test_of_one_name_the_newest_run_is_found_whichever_kernel_ran_it(
 ) -> None:
     state = SimpleNamespace(wall_time=2.0, name="wide", outlives=False)
     mine: Any = SimpleNamespace(id="mine", snapshot=lambda: state)
-    monkeypatch.setattr(launcher, "gangs", lambda: {"mine": mine})
+    monkeypatch.setattr(known_gangs, "gangs", lambda: {"mine": mine})
     for gang, wall_time in (("older", 1.0), ("newer", 3.0)):
         outliving = replace(launched(gang, wall_time=wall_time), name="wide", outlives=True)
         write(gang, outliving, ENDED)
@@ -126,7 +126,7 @@ def test_a_gang_that_was_attached_to_again_is_the_last_one(monkeypatch: pytest.M
         write(name, outliving, *([ENDED] if name == "short" else []))
     gangs: list[Any] = [Outliving(name, at_s) for at_s, name in enumerate(("long", "short"))]
     for gang in gangs:
-        launcher.register(gang)
+        known_gangs.register(gang)
     monkeypatch.setattr(gang_command, "pick_view", lambda *_, **__: None)
     monkeypatch.setattr(attending, "follow", lambda gang, view: None)
     gang_command.manage(GangCommand("attach", gang="long"))
@@ -136,7 +136,7 @@ def test_a_gang_that_was_attached_to_again_is_the_last_one(monkeypatch: pytest.M
     assert said == ["stopping gang long\n"] and gangs[0].is_stopped
     assert gang_command.manage(GangCommand("attach", out=("model",))) is gangs[0]
     for gang in gangs:
-        launcher.forget(gang)
+        known_gangs.forget(gang)
 
 
 def test_a_gang_of_another_kernel_is_followed_until_it_ends(
@@ -166,9 +166,9 @@ def test_a_script_reports_the_gangs_that_its_end_stops(
 ) -> None:
     over = SimpleNamespace(id="g1", wait=lambda _: True, stop_for=lambda *_: None)
     running = SimpleNamespace(id="g2", wait=lambda _: False, stop_for=lambda *_: None)
-    monkeypatch.setattr(launcher, "_running", {"g1": (over, ()), "g2": (running, ())})
-    monkeypatch.setattr(launcher, "kernel_here", lambda: kernel)
-    launcher.end_with_kernel()
+    monkeypatch.setattr(known_gangs, "running", {"g1": (over, ()), "g2": (running, ())})
+    monkeypatch.setattr(kernel_end, "kernel_here", lambda: kernel)
+    kernel_end.end_with_kernel()
     told = "hydrogen_magic: this process ends, which stops 1 running gang (g2): "
     assert capsys.readouterr().err.startswith(told) == (kernel is None)
 
@@ -183,7 +183,7 @@ def test_results_are_loaded_by_id_or_name() -> None:
         "zz zz": r"no gang has the ID or name 'zz zz': .*a1b2 \(wide\)",
     }.items():
         with pytest.raises(HydrogenError, match=said):
-            launcher.load_results(name)
+            known_gangs.load_results(name)
 
 
 @pytest.mark.parametrize(

@@ -15,7 +15,7 @@ import pytest
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.messages import Attach, Attached, Control, OwnerEvents
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import kernel_end, known_gangs, launcher
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.owner import connection, process, recorded_gang, server, start
 from hydrogen_magic.driver.owner.connection import AttachedGang, OwnerConnection
@@ -42,7 +42,7 @@ def no_wait(monkeypatch: pytest.MonkeyPatch) -> None:
 def full_disk(monkeypatch: pytest.MonkeyPatch) -> list[list[str]]:
     """No record can be finished; returns the gangs for which that was tried."""
     tried: list[list[str]] = []
-    monkeypatch.setattr(launcher, "end_abandoned", tried.append)
+    monkeypatch.setattr(kernel_end, "end_abandoned", tried.append)
     return tried
 
 
@@ -103,7 +103,7 @@ def test_a_record_that_cannot_be_finished_is_attached_to(full_disk: list[list[st
     gang = connection.attach("g1")
     assert (gang.state, gang.wait(0)) == ("STOPPED", True)
     assert full_disk == [["g1"]]
-    launcher.forget(gang)  # other tests have gangs of this id, too
+    known_gangs.forget(gang)  # other tests have gangs of this id, too
 
 
 def test_displays_are_not_in_the_record_which_goes_on_after_the_others() -> None:
@@ -119,7 +119,7 @@ def test_a_gang_that_is_attached_to_before_its_owner_exits_is_seen() -> None:
     gang = connection.attach("g1")
     process._complete_record(gang, is_seen=False)
     assert not run_log.is_unseen("g1")
-    launcher.forget(gang)
+    known_gangs.forget(gang)
 
 
 def test_a_gang_without_a_record_is_not_owned(monkeypatch: pytest.MonkeyPatch) -> None:

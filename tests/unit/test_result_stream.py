@@ -20,10 +20,10 @@ from hypothesis import strategies as st
 
 from hydrogen_magic.core import run_log
 from hydrogen_magic.core.messages import ResultPart
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import known_gangs
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
-from hydrogen_magic.driver.launcher import load_results
+from hydrogen_magic.driver.known_gangs import load_results
 from hydrogen_magic.driver.state import stored_results
 from hydrogen_magic.driver.state.gang_results import GangResults, RankResults, saved_path
 from hydrogen_magic.driver.state.stored_results import SavedResults, StoredResults
@@ -460,7 +460,7 @@ def test_results_of_a_gang_that_cannot_be_recorded_are_loaded(
 ) -> None:
     hydrogen_home.touch()
     gang = Gang(GangRun("3f2a", run_log.Record.create("3f2a")))
-    monkeypatch.setattr(launcher, "gangs", lambda: {"3f2a": gang})
+    monkeypatch.setattr(known_gangs, "gangs", lambda: {"3f2a": gang})
     note = sent_by(0, gang.received).save(has_succeeded=False)
     assert (
         "are kept in a temporary folder as long as hm.gangs() lists" in note
@@ -473,7 +473,7 @@ def test_results_of_a_gang_that_cannot_be_recorded_are_loaded(
     ):
         with pytest.raises(HydrogenError, match=why):
             load_results(name, 9)
-    launcher.forget(gang)
+    known_gangs.forget(gang)
 
 
 def test_a_full_disk_delays_what_an_owner_stores(

@@ -15,7 +15,7 @@ from hydrogen_magic import errors
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver import launcher
+from hydrogen_magic.driver import kernel_end, known_gangs
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.owner import local_socket
@@ -83,7 +83,7 @@ class OwnerConnection:
         name = f"hydrogen_magic connection to gang {gang.id}"
         threading.Thread(target=self._follow, args=(run, gang), name=name, daemon=True).start()
         self._has_history.wait(_HISTORY_S)
-        launcher.register(gang)
+        known_gangs.register(gang)
         return gang
 
     def close(self) -> None:
@@ -218,7 +218,7 @@ def _wait_for_end(run: GangRun) -> None:
     deadline_s = time.monotonic() + _RECORD_S
     while not run.state.is_terminal and (found := _unended(run.id)) is not None:
         if time.monotonic() > deadline_s and not run_log.is_alive(found.launched.owner):
-            launcher.end_abandoned([run.id])
+            kernel_end.end_abandoned([run.id])
             return
         time.sleep(_POLL_S)
 
@@ -262,7 +262,7 @@ def attach(gang_id: str, wants: str = "control") -> Gang:
     ``wants``: see :class:`hydrogen_magic.core.messages.Attach`. Raises HydrogenError if its owner does not
     answer, or runs on another machine.
     """
-    known = launcher.gangs().get(gang_id)
+    known = known_gangs.gangs().get(gang_id)
     if isinstance(known, AttachedGang) and known.connection.is_open:
         if wants == "take" and not known.snapshot().is_terminal:
             known.connection.take_control()
@@ -279,11 +279,11 @@ def attach(gang_id: str, wants: str = "control") -> Gang:
     if found is not None and found.ended is None:
         if not run_log.is_over(found) or run_log.is_elsewhere(found.launched):
             raise HydrogenError(f"gang {gang_id} runs on {found.launched.host}: attach to it there")
-        launcher.end_abandoned([gang_id])
+        kernel_end.end_abandoned([gang_id])
     run_log.mark_seen(gang_id)
     gang = RecordedGang(gang_id)
     gang.snapshot()  # it cannot be used if its record cannot be read
-    return launcher.register(gang)
+    return known_gangs.register(gang)
 
 
 def connect(gang_id: str, wants: str) -> OwnerConnection:
