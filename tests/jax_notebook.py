@@ -19,7 +19,7 @@ from jax.sharding import PartitionSpec as P
 import hydrogen_magic as hm
 from hydrogen_magic.capture import capture_call
 from hydrogen_magic.errors import CaptureError
-from hydrogen_magic.serialization.library_objects import restore_jax_array
+from hydrogen_magic.serialization.library_objects.jax_arrays import restore_jax_array
 from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.result_stream import Packer

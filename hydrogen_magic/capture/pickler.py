@@ -32,18 +32,19 @@ from hydrogen_magic.serialization.identity import (
     numbered,
 )
 from hydrogen_magic.serialization.instances import Reduced, attributes_alone, reduce_instance
-from hydrogen_magic.serialization.library_objects import (
+from hydrogen_magic.serialization.library_objects.jax_arrays import (
+    is_jax_array,
+    restore_stand_in,
+    values_of_jax_array,
+)
+from hydrogen_magic.serialization.library_objects.pandas_frames import (
     SharedRefs,
     copies_on_write,
-    is_jax_array,
     reduce_block,
     reduce_index,
     reduce_single_manager,
-    reduce_tensor,
-    restore_stand_in,
-    values_of_jax_array,
-    with_hooks,
 )
+from hydrogen_magic.serialization.library_objects.tensor_hooks import reduce_tensor, with_hooks
 from hydrogen_magic.serialization.memory_layout import MemoryLayout, extent_of
 from hydrogen_magic.serialization.pickler import Pickler, exported_as, is_main
 from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse

@@ -55,6 +55,14 @@ def find_on_type(kind: type, name: str) -> Any:
     return next((vars(base)[name] for base in kind.__mro__ if name in vars(base)), None)
 
 
+def is_reduced_as(base: type, kind: type) -> bool:
+    """Whether a subclass of ``base`` does not change what pickle saves."""
+    return all(
+        find_on_type(kind, name) is find_on_type(base, name)
+        for name in ("__getstate__", "__reduce__", "__reduce_ex__")
+    )
+
+
 def reduce_instance(obj: Any, tracks_sharing: bool = True) -> Any:
     """Reduce an instance that default pickling may change; NotImplemented for others.
 

@@ -42,6 +42,11 @@ from hydrogen_magic.serialization.instances import (
     reduce_by_value,
     reduce_instance,
 )
+from hydrogen_magic.serialization.library_objects import (
+    numpy_arrays,
+    pandas_frames,
+    standard_library,
+)
 from hydrogen_magic.serialization.memory_layout import Memory, MemoryLayout
 from hydrogen_magic.serialization.reducers import (
     UNBOUND,
@@ -113,13 +118,13 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             **dict.fromkeys(_PICKLED_BY_NAME, self._reduce_named),
             typing.ParamSpecArgs: _reduce_part,
             typing.ParamSpecKwargs: _reduce_part,
-            **dict.fromkeys(weakref.ProxyTypes, library_objects.reduce_weak_proxy),
-            weakref.ref: library_objects.reduce_weak_reference,
-            weakref.WeakKeyDictionary: library_objects.reduce_weak_collection,
-            weakref.WeakValueDictionary: library_objects.reduce_weak_collection,
-            weakref.WeakSet: library_objects.reduce_weak_collection,
-            library_objects.SharedRefs: self._reduce_shared_refs,
-            **library_objects.OF_CONSTANTS,
+            **dict.fromkeys(weakref.ProxyTypes, standard_library.reduce_weak_proxy),
+            weakref.ref: standard_library.reduce_weak_reference,
+            weakref.WeakKeyDictionary: standard_library.reduce_weak_collection,
+            weakref.WeakValueDictionary: standard_library.reduce_weak_collection,
+            weakref.WeakSet: standard_library.reduce_weak_collection,
+            pandas_frames.SharedRefs: self._reduce_shared_refs,
+            **standard_library.OF_CONSTANTS,
         }
         self._add_storage_handlers()
         self._add_numpy_handlers()
@@ -376,7 +381,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         make = reducers.restore_module, (str(attributes.get("__name__")),)
         return (*make, state, None, None, reducers.restore_module_state)
 
-    def _reduce_shared_refs(self, shared: library_objects.SharedRefs) -> Any:
+    def _reduce_shared_refs(self, shared: pandas_frames.SharedRefs) -> Any:
         refs = shared.refs if self.tracks_sharing else None
         return reducers.restore_same, (refs,)  # one object for all frames that share it
 
@@ -393,7 +398,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if flags.writeable or (flags.forc and not array.dtype.hasobject):
             return NotImplemented
         # NumPy copies the elements of an array with gaps or of objects, and forgets that it is read-only.
-        return library_objects.restore_read_only, (array.copy(),)
+        return numpy_arrays.restore_read_only, (array.copy(),)
 
     def _reduce_memmap(self, array: Any) -> Any:
         # NumPy copies the contents of subclasses into the stream; a plain array goes out of band.

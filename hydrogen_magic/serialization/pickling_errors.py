@@ -1,8 +1,8 @@
 """Messages about unpicklable objects: they name the variable and a remedy.
 
 Remedies for objects that pickle itself cannot write are listed here. Those for objects that are refused
-(:class:`RefusedError`) are in capture/pickler.py, result_pickler.py and rank_parts.py of node/worker, and
-library_objects.py and keras_objects.py beside this module.
+(:class:`RefusedError`) are in capture/pickler.py, in node/worker/results, and in ``library_objects`` beside
+this module.
 """
 
 from __future__ import annotations

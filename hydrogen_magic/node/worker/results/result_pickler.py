@@ -26,7 +26,7 @@ from hydrogen_magic.node.worker.results.rank_parts import (
     part_of,
 )
 from hydrogen_magic.serialization.identity import numbered
-from hydrogen_magic.serialization.library_objects import reduce_stand_in
+from hydrogen_magic.serialization.library_objects.jax_arrays import reduce_stand_in
 from hydrogen_magic.serialization.pickler import Pickler, is_main
 from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse
 from hydrogen_magic.serialization.reducers import Binding, find, itself, resolve, restore_object

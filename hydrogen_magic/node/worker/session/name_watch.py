@@ -16,9 +16,10 @@ from typing import Any
 
 from hydrogen_magic.core.library_types import loaded
 from hydrogen_magic.node.worker.interactive.ipython_shell import bound_by_ipython
-from hydrogen_magic.serialization import library_objects, reducers
+from hydrogen_magic.serialization import reducers
 from hydrogen_magic.serialization.content_digest import DigestFile
 from hydrogen_magic.serialization.identity import ObjectIdentity
+from hydrogen_magic.serialization.library_objects.tensor_hooks import with_hooks
 from hydrogen_magic.serialization.memory_layout import bytes_of
 from hydrogen_magic.serialization.pickler import Pickler
 
@@ -168,4 +169,4 @@ class _ContentPickler(Pickler):
 
 def _reduce_tensor(tensor: Any) -> Any:
     """Reduce a tensor with its hooks: torch leaves them out, with a warning that a filter may raise."""
-    return library_objects.with_hooks(tensor, NotImplemented)
+    return with_hooks(tensor, NotImplemented)

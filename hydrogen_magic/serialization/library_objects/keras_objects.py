@@ -16,6 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from hydrogen_magic.serialization.instances import find_on_type
+from hydrogen_magic.serialization.library_objects.handlers import Handlers
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 
 _CONFIG = "config.json"
@@ -112,3 +113,6 @@ def _custom_object(name: str, parts: Mapping[str, Any]) -> Any:
 def _is_custom(value: Any) -> bool:
     is_code = isinstance(value, (type, types.FunctionType))
     return is_code and value.__module__ == "__main__"
+
+
+HANDLERS: Handlers = (("keras.src.saving.keras_saveable", "KerasSaveable", reduce_keras_object),)

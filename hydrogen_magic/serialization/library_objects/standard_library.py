@@ -1,0 +1,115 @@
+"""Objects of Python's standard library: exceptions, parsers of arguments, weak references."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import pickle
+import sys
+import types
+import weakref
+from typing import Any
+
+from hydrogen_magic.serialization.instances import Reduced, find_on_type, is_reduced_as, set_state
+from hydrogen_magic.serialization.library_objects.handlers import Handler, Handlers
+from hydrogen_magic.serialization.pickling_errors import RefusedError
+from hydrogen_magic.serialization.reducers import (
+    restore_dead_reference,
+    restore_object,
+    restore_weak,
+)
+
+_CONSTANTS: tuple[tuple[Any, tuple[str, ...]], ...] = (
+    (sys, ("version_info", "flags", "float_info", "int_info", "hash_info", "thread_info")),
+    (dataclasses, ("MISSING", "KW_ONLY", "_HAS_DEFAULT_FACTORY")),
+)
+OF_CONSTANTS: dict[type, Handler] = {
+    type(getattr(module, name)): lambda obj, module=module, name=name: (getattr, (module, name))  # type: ignore[misc]  # defaults
+    for module, names in _CONSTANTS
+    for name in names
+    if type(getattr(module, name)).__module__ != "builtins"  # a sentinel of Python 3.15
+}
+"""Reduces the only objects of their classes: the classes of ``sys`` have no name to be found by, and the
+constants of ``dataclasses`` are compared by identity."""
+
+
+def reduce_weak_proxy(proxy: Any) -> Any:
+    """Reduce a weak proxy to one of the same object, not to a copy of it."""
+    try:
+        referent = proxy.__reduce_ex__.__self__  # a proxy has no name for it
+    except ReferenceError:
+        raise RefusedError(
+            proxy, "it is a weak proxy of an object that is gone", "delete it"
+        ) from None
+    return restore_weak, (weakref.proxy, referent)
+
+
+def reduce_weak_reference(reference: weakref.ref[Any]) -> Any:
+    """Reduce a weak reference to one of the same object, or of one that is gone."""
+    if (referent := reference()) is None:
+        return restore_dead_reference, ()
+    return restore_weak, (weakref.ref, referent, reference.__callback__)
+
+
+def reduce_weak_collection(found: Any) -> Any:
+    """Reduce a dictionary with weak keys or values, or a weak set, to one of the same objects."""
+    items = found if type(found) is weakref.WeakSet else found.items()
+    return restore_weak, (type(found), list(items))
+
+
+def _reduce_exception(error: Any) -> Any:
+    """Reduce an exception with its cause, which pickle leaves out."""
+    reduced = _reduce_without_cause(error)
+    if error.__cause__ is None:
+        return reduced
+    if reduced is NotImplemented:
+        reduced = error.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
+    make, args, *rest = reduced
+    state = (*rest, None)[0], error.__cause__
+    return make, args, state, None, None, restore_with_cause
+
+
+def restore_with_cause(error: BaseException, state: tuple[Any, BaseException]) -> None:
+    """Set the attributes and the cause of an exception."""
+    attributes, error.__cause__ = state
+    if attributes is not None:
+        set_state(error, attributes)
+
+
+def _reduce_without_cause(error: Any) -> Any:
+    """Reduce an exception without a call of its class, whose ``__init__`` may take other arguments."""
+    kind = type(error)
+    own = find_on_type(kind, "__reduce__"), find_on_type(kind, "__reduce_ex__")
+    is_default = not any(isinstance(one, types.FunctionType) for one in own)
+    if not (is_default and isinstance(find_on_type(kind, "__init__"), types.FunctionType)):
+        return NotImplemented
+    reduced = error.__reduce__()
+    return (restore_exception, (kind, *reduced[1]), *reduced[2:])
+
+
+def restore_exception(kind: type[BaseException], *args: Any) -> BaseException:
+    """Make an exception with the arguments that Python keeps; the state has its other attributes."""
+    error = kind.__new__(kind, *args)
+    initial = (vars(base)["__init__"] for base in kind.__mro__ if "__init__" in vars(base))
+    next(one for one in initial if not isinstance(one, types.FunctionType))(error, *args)
+    return error
+
+
+def _reduce_of_parser(obj: Any) -> Any:
+    """Reduce a parser of arguments, or one of its actions."""
+    kind = type(obj)
+    if not is_reduced_as(object, kind):
+        return NotImplemented
+    suppress = Reduced((getattr, (argparse, "SUPPRESS")))  # parsers compare it by identity
+    state = {
+        name: suppress if value is argparse.SUPPRESS else value for name, value in vars(obj).items()
+    }
+    return restore_object, (kind,), state
+
+
+HANDLERS: Handlers = (
+    ("argparse", "Action", _reduce_of_parser),
+    ("argparse", "_ActionsContainer", _reduce_of_parser),
+    ("builtins", "BaseException", _reduce_exception),
+    ("struct", "Struct", lambda form: (type(form), (form.format,))),
+)
