@@ -27,10 +27,8 @@ _SECRET_NAME = re.compile("SECRET|TOKEN|PASSWORD|KEY", re.IGNORECASE)
 _PASSWORD_NAME = re.compile("SECRET|PASSWORD", re.IGNORECASE)
 _COUNT_NAME = re.compile("(TOKEN|KEY)S", re.IGNORECASE)
 """``MAX_TOKENS=16777216`` is a number of tokens."""
-_SECRET_WORD = re.compile(
-    "(?i:SECRET|PASSWORD)|(?:TOKEN|KEY)(?![A-Za-z])|(?:[Tt]oken|[Kk]ey)(?![a-z])"
-)
-"""In names of the notebook: ``token``, ``api_key`` and ``apiKey``, not ``tokenizer`` or ``keys``."""
+_NO_SECRET_NAME = re.compile("TOKENI[SZ]|KEY(WORD|POINT|FRAME|BOARD)|MONKEY", re.IGNORECASE)
+"""Words of machine learning in names of the notebook, such as ``tokenizer``."""
 _ACCELERATOR_SETTINGS = ("CUBLAS_", "CUDA", "GLOO_", "NCCL_")
 _SETTINGS = (*_ACCELERATOR_SETTINGS, "MKL_", "OMP_", "PYTHON", "PYTORCH_", "TF_", "TORCH")
 """Prefixes of variables that configure libraries."""
@@ -88,7 +86,7 @@ def secret_values(
 
 def is_secret_name(name: str) -> bool:
     """Return whether the text of a variable or an option of this name is a secret."""
-    return _SECRET_WORD.search(name) is not None
+    return _SECRET_NAME.search(_NO_SECRET_NAME.sub("", name)) is not None
 
 
 def is_secret(name: str, value: Any) -> bool:

@@ -98,7 +98,15 @@ def test_a_second_name_needs_an_option_of_its_own() -> None:
 def test_secrets_are_in_no_name_and_no_list() -> None:
     values = {"api_token": "correct-horse", "note": "x\ny" * 100}
     assert "correct-horse" not in label_of(values) + str(params_of(values))
-    secrets = {"password": 123456, "pin_token": 123456, "openaiKey": "sk", "key": dict}
+    secrets = {
+        "password": 123456,
+        "pin_token": 123456,
+        "openaiKey": "sk",
+        "key": dict,
+        "api_keys": "a",
+        "MYTOKENVALUE": "a",
+        "monkey_key": "a",
+    }
     assert params_of(secrets) == {}
     assert len(params_of(values)["note"]) == 40 and "\n" not in label_of(values)  # type: ignore[arg-type]
 
