@@ -99,7 +99,7 @@ class _MlflowRun(TrackedRun):
         """Of the tracking URI of the launch: the notebook may set another one."""
         uri, experiment = _tracking_uri(), run.info.experiment_id
         is_server = uri.startswith("http")
-        are_files = urlsplit(uri).scheme in ("", "file")
+        are_files = urlsplit(uri).scheme in ("", "file") and uri != "databricks"
         self._metric = _Names(are_files)
         self._param = _Names(are_files)
         self.where = f"{uri}/#/experiments/{experiment}/runs/{self._id}" if is_server else uri
@@ -136,7 +136,7 @@ class _Names:
         self._are_files = are_files
         """A name cannot also be the folder of another one."""
         self._known: dict[str, str] = {}
-        self._files: set[str] = set()
+        self._given: set[str] = set()
         self._folders: set[str] = set()
 
     def of(self, text: str) -> str:
@@ -145,13 +145,14 @@ class _Names:
         return self._known[text]
 
     def _allowed(self, name: str) -> str:
-        if not self._are_files:
-            return name
-        while name in self._folders or not self._files.isdisjoint(_folders(name)):
+        while name in self._given or (self._are_files and self._is_refused(name)):
             name = name.replace("/", "_") + "_"
-        self._files.add(name)
+        self._given.add(name)
         self._folders |= _folders(name)
         return name
+
+    def _is_refused(self, name: str) -> bool:
+        return name in self._folders or not self._given.isdisjoint(_folders(name))
 
 
 def _folders(name: str) -> set[str]:
