@@ -528,11 +528,10 @@ CHANGED: dict[str, tuple[str, Any]] = {
             super().__init__(code, f"failed: {why}")
             self.why = why
     x = Failed(5, why="disk")
-    x.__cause__ = y = OSError(2, "gone")
-    y.__cause__, y.note = x, "n"
+    x.__cause__ = OSError(2, open("/dev/null"))
     """: (
-        "x.errno, x.strerror, x.why, x.args, y.errno, y.note, x.__cause__ is y, y.__cause__ is x",
-        (5, "failed: disk", "disk", (5, "failed: disk"), 2, "n", True, True),
+        "x.errno, x.strerror, x.why, x.args, x.__cause__",
+        (5, "failed: disk", "disk", (5, "failed: disk"), None),
     ),
     """
     def scaled(by, offset=None):

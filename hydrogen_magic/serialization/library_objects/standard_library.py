@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
-import pickle
 import sys
 import types
 import weakref
 from typing import Any
 
-from hydrogen_magic.serialization.instances import Reduced, find_on_type, is_reduced_as, set_state
+from hydrogen_magic.serialization.instances import Reduced, find_on_type, is_reduced_as
 from hydrogen_magic.serialization.library_objects.handlers import Handler, Handlers
 from hydrogen_magic.serialization.pickling_errors import RefusedError
 from hydrogen_magic.serialization.reducers import (
@@ -58,25 +57,6 @@ def reduce_weak_collection(found: Any) -> Any:
 
 
 def _reduce_exception(error: Any) -> Any:
-    """Reduce an exception with its cause, which pickle leaves out."""
-    reduced = _reduce_without_cause(error)
-    if error.__cause__ is None:
-        return reduced
-    if reduced is NotImplemented:
-        reduced = error.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-    make, args, *rest = reduced
-    state = (*rest, None)[0], error.__cause__
-    return make, args, state, None, None, restore_with_cause
-
-
-def restore_with_cause(error: BaseException, state: tuple[Any, BaseException]) -> None:
-    """Set the attributes and the cause of an exception."""
-    attributes, error.__cause__ = state
-    if attributes is not None:
-        set_state(error, attributes)
-
-
-def _reduce_without_cause(error: Any) -> Any:
     """Reduce an exception without a call of its class, whose ``__init__`` may take other arguments."""
     kind = type(error)
     own = find_on_type(kind, "__reduce__"), find_on_type(kind, "__reduce_ex__")
