@@ -81,7 +81,9 @@ def _noting(name: str) -> Iterator[None]:
         what, remedy = f"the notebook's `{name}`", "it can be created inside the cell"
         if not name:
             what, remedy = "the call", "its arguments can be created inside the function"
-        _add_note(error, f"raised while the rank restored {what}; {remedy} instead")
+        has_remedy = not isinstance(error, (ImportError, MemoryError))
+        advice = f"; {remedy} instead" if has_remedy else ""
+        _add_note(error, f"raised while the rank restored {what}{advice}")
         raise
 
 
