@@ -23,5 +23,5 @@ def test_cd_changes_the_working_directory(tmp_path: Path, monkeypatch: pytest.Mo
         cd("-")
     assert [cd("{name} folder"), cd("-"), cd("-"), cd("..")] == [spaced, tmp_path] * 2
     assert [cd("{name} folder"), cd(".."), cd(""), cd("..")] == [spaced, tmp_path] * 2
-    assert cd("~/..") == tmp_path
+    assert [cd("~/.."), cd("-q 'my folder'"), cd("-q ..")] == [tmp_path, spaced, tmp_path]
     assert [cd('"my folder"'), cd(".."), cd("'{name} folder' ")] == [spaced, tmp_path, spaced]

@@ -112,7 +112,7 @@ class RankShell:
     def run_line_magic(self, name: str, line: str, _stack_depth: int = 1) -> Any:
         """Run ``%name line``."""
         if name == "cd":
-            self._change_folder(self.var_expand(line).strip().strip("\"'"))
+            self._change_folder(self.var_expand(line).strip().removeprefix("-q ").strip(" \"'"))
             return None
         if name in _OF_FRONT_END:
             return None
