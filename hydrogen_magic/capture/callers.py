@@ -13,7 +13,7 @@ from typing import Any
 
 from hydrogen_magic.capture.imports import Statement, import_statements
 from hydrogen_magic.capture.modules import local_paths
-from hydrogen_magic.serialization.pickler import names_of
+from hydrogen_magic.serialization.importable import names_of
 
 _MOST_WRAPPERS = 100
 

@@ -34,7 +34,7 @@ from hydrogen_magic.serialization.code_names import (
     names_bound_by,
     names_in_source,
 )
-from hydrogen_magic.serialization.pickler import is_main
+from hydrogen_magic.serialization.importable import is_main
 from hydrogen_magic.serialization.reducers import (
     ATOMS,
     BASES,

@@ -14,7 +14,7 @@ from typing import Any
 from hydrogen_magic.core import syntax
 from hydrogen_magic.errors import CaptureError
 from hydrogen_magic.node.worker.plain_values import is_plain
-from hydrogen_magic.serialization.pickler import is_main
+from hydrogen_magic.serialization.importable import is_main
 
 _FUNCTIONS = ast.FunctionDef | ast.AsyncFunctionDef
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from hydrogen_magic.capture.modules import imported_modules, is_main_guard, local_paths
 from hydrogen_magic.core import syntax
-from hydrogen_magic.serialization.pickler import names_of
+from hydrogen_magic.serialization.importable import names_of
 
 _WITHOUT_EFFECT = {
     "abc": "abstractmethod",

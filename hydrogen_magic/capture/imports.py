@@ -14,7 +14,7 @@ from hydrogen_magic.capture.import_effects import only_defines
 from hydrogen_magic.capture.lines import code_in, names_read_by_ranks, python_lines
 from hydrogen_magic.capture.modules import local_paths
 from hydrogen_magic.core import syntax
-from hydrogen_magic.serialization.pickler import importable_name, names_of
+from hydrogen_magic.serialization.importable import importable_name, names_of
 
 IMPORTED_ON_FIRST_USE = {"torch.optim": "torch._dynamo", "torch.nn.parallel": "torch._dynamo"}
 """Module -> what it imports when it is used: optimizers and ``DistributedDataParallel`` do that when they

@@ -11,8 +11,8 @@ from weakref import WeakKeyDictionary
 
 from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.serialization.closure import Setting
+from hydrogen_magic.serialization.importable import names_of
 from hydrogen_magic.serialization.instances import attributes_alone
-from hydrogen_magic.serialization.pickler import names_of
 
 _CONTAINERS = (list, dict, set, deque, OrderedDict, Counter, defaultdict)
 """Mutable containers of Python's own, which a module may fill after its import."""

@@ -15,7 +15,7 @@ from hydrogen_magic.capture.lines import code_in
 from hydrogen_magic.core import syntax
 from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.serialization.code_names import CODE
-from hydrogen_magic.serialization.pickler import is_main
+from hydrogen_magic.serialization.importable import is_main
 
 _SEED_CALL = re.compile(r"([\w.]+\.)?(?!(get|load|read|make)_)(\w*_)?seed(_\w+)?")
 

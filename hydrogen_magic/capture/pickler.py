@@ -31,6 +31,7 @@ from hydrogen_magic.serialization.identity import (
     is_array,
     numbered,
 )
+from hydrogen_magic.serialization.importable import exported_as, is_main
 from hydrogen_magic.serialization.instances import Reduced, attributes_alone, reduce_instance
 from hydrogen_magic.serialization.library_objects.jax_arrays import (
     is_jax_array,
@@ -46,7 +47,7 @@ from hydrogen_magic.serialization.library_objects.pandas_frames import (
 )
 from hydrogen_magic.serialization.library_objects.tensor_hooks import reduce_tensor, with_hooks
 from hydrogen_magic.serialization.memory_layout import MemoryLayout, extent_of
-from hydrogen_magic.serialization.pickler import Pickler, exported_as, is_main
+from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse
 from hydrogen_magic.serialization.reducers import (
     BASES,

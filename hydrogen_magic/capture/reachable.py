@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from hydrogen_magic.serialization.code_names import GlobalRead, assigned_names, global_reads
+from hydrogen_magic.serialization.importable import is_main, own_globals
 from hydrogen_magic.serialization.instances import find_on_type
-from hydrogen_magic.serialization.pickler import is_main, own_globals
 from hydrogen_magic.serialization.reducers import own_attributes
 
 _MAX_OBJECTS = 5000

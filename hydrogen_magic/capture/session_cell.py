@@ -21,7 +21,7 @@ from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.capture.versions import VersionReader
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals
-from hydrogen_magic.serialization.pickler import is_main
+from hydrogen_magic.serialization.importable import is_main
 from hydrogen_magic.serialization.reducers import ATOMS
 
 _MAX_BYTES = 4 << 20

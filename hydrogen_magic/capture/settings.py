@@ -22,7 +22,7 @@ from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.settings.attributes import is_property
 from hydrogen_magic.node.worker.settings.provider import Stays
 from hydrogen_magic.serialization.closure import Setting
-from hydrogen_magic.serialization.pickler import is_main, names_of
+from hydrogen_magic.serialization.importable import is_main, names_of
 
 _NOT_SENT = {"__main__", "IPython", "hydrogen_magic", "ipykernel", "ipywidgets", "os", "sys"}
 """Packages whose attributes belong to one process."""

@@ -34,7 +34,15 @@ import cloudpickle
 
 from hydrogen_magic.core.lazy_annotations import annotations_of
 from hydrogen_magic.serialization import library_objects, reducers
-from hydrogen_magic.serialization.code_names import global_names
+from hydrogen_magic.serialization.importable import (
+    exported_as,
+    generated_imports,
+    importable_name,
+    is_importable,
+    is_main,
+    is_of_class_method,
+    module_of,
+)
 from hydrogen_magic.serialization.instances import (
     find_on_type,
     is_made_by_library,
@@ -52,7 +60,6 @@ from hydrogen_magic.serialization.reducers import (
     UNBOUND,
     Binding,
     Registrations,
-    find,
     own_attributes,
     resolve,
 )
@@ -249,7 +256,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         if func.__globals__ is functools.__dict__ and hasattr(func, "registry"):
             return _reduce_single_dispatch(func)
-        if _is_of_class_method(func) and not self.is_replacement(func):
+        if is_of_class_method(func) and not self.is_replacement(func):
             return resolve, (func.__module__, f"{func.__qualname__}.__func__")
         home = self._home_of(func)
         for cell in func.__closure__ or ():
@@ -269,7 +276,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             "attributes": dict(func.__dict__),
             "slots": self._function_slots(func),
             "cells": self._cell_contents(func),
-            "globals": self.globals_for(func) if home == "__main__" else _generated_imports(func),
+            "globals": self.globals_for(func) if home == "__main__" else generated_imports(func),
         }
         return reducers.restore_function, args, state, None, None, reducers.restore_function_state
 
@@ -290,7 +297,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         """Return the module whose globals ``func`` uses in the reader, None for a copy."""
         if self.is_of_main(func):
             return "__main__" if self.main_by_value else None
-        module = _module_of(func)
+        module = module_of(func)
         return None if module is None or module.__spec__ is None else module.__name__
 
     # ── other globals of __main__ ────────────────────────────────────────────────────────────────
@@ -305,7 +312,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _reduce_named(self, obj: Any) -> Any:
         """Reduce an object that may be pickled as a global, which the reader's ``__main__`` may lack."""
         name = obj.__reduce_ex__(pickle.HIGHEST_PROTOCOL)
-        if type(name) is not str or _is_importable(obj, name):
+        if type(name) is not str or is_importable(obj, name):
             return name
         return self._reduce_global(obj, name)
 
@@ -424,7 +431,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return super()._function_reduce(func)
 
     def _reduce_cached_function(self, obj: Any) -> Any:
-        is_named = not is_main(obj) and _is_importable(obj, obj.__qualname__)
+        is_named = not is_main(obj) and is_importable(obj, obj.__qualname__)
         if is_named and not self.is_replacement(obj):
             return NotImplemented
         args = obj.__wrapped__, obj.cache_parameters()
@@ -456,91 +463,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         return memory, address - memory.origin, nbytes
 
 
-# ── analysis of functions ────────────────────────────────────────────────────────────────────────
-
-
-def is_main(obj: Any) -> bool:
-    """Whether ``obj``, a function or class, is defined in the notebook."""
-    return getattr(obj, "__module__", None) == "__main__"
-
-
-def importable_name(module: types.ModuleType) -> str | None:
-    """Return the name under which a module can be imported, None if that gives another file, or nothing.
-
-    Does not access the module itself: a lazy one would load.
-    """
-    attributes = object.__getattribute__(module, "__dict__")
-    name = attributes.get("__name__")
-    if not isinstance(name, str) or name not in sys.modules:
-        return None
-    found = sys.modules[name]
-    is_same = found is module or names_of(name).get("__file__") == attributes.get("__file__")
-    return name if is_same else None
-
-
-def exported_as(cls: type) -> tuple[str, str] | None:
-    """Return the module and name that a library has a class by, if not those that the class itself gives.
-
-    ``jax.Array`` has another name. Classes of some extension modules, such as ``safetensors.safe_open``, say
-    that they are builtins. None for others, such as those that ``cloudpickle.register_pickle_by_value`` has
-    sent by value.
-    """
-    own = cls.__module__
-    names = names_of(own)
-    if is_main(cls) or names.get(cls.__qualname__) is cls:
-        return None
-    if own == "builtins":
-        places = ((name, cls.__name__) for name in list(sys.modules) if name != "__main__")
-    else:
-        places = ((own, name) for name, value in names.items() if value is cls)
-    return next((place for place in places if names_of(place[0]).get(place[1]) is cls), None)
-
-
-def names_of(module: str) -> dict[str, Any]:
-    """Return the contents of a loaded module as they are stored; none if another object has its place."""
-    found = sys.modules.get(module)
-    is_module = issubclass(type(found), types.ModuleType)
-    return object.__getattribute__(found, "__dict__") if is_module else {}
-
-
-def _module_of(func: types.FunctionType) -> types.ModuleType | None:
-    """Return the module whose globals ``func`` uses; its ``__module__`` is only a label."""
-    name = func.__globals__.get("__name__")
-    module = sys.modules.get(name) if isinstance(name, str) else None
-    namespace = None if module is None else object.__getattribute__(module, "__dict__")
-    return module if namespace is func.__globals__ else None
-
-
-def own_globals(func: types.FunctionType) -> dict[str, Any]:
-    """Return the globals that ``func`` reads, if they are those of no module; otherwise none.
-
-    ``exec`` makes such functions, and so do libraries that generate methods.
-    """
-    if _module_of(func) is not None:
-        return {}
-    names = (name for name in global_names(func.__code__) if name in func.__globals__)
-    return {name: func.__globals__[name] for name in names}
-
-
-def _generated_imports(func: types.FunctionType) -> dict[str, Any]:
-    """Return the modules that ``func`` reads under names which no source can have: ``@pytest_ar``.
-
-    pytest imports them into a module whose assertions it rewrites; the reader imports its source as it is.
-    """
-    names = (name for name in global_names(func.__code__) if not name.isidentifier())
-    found = {name: func.__globals__.get(name) for name in names}
-    modules = {name: one for name, one in found.items() if type(one) is types.ModuleType}
-    return {name: reducers.ImportedOnUse(one.__name__) for name, one in modules.items()}
-
-
-def _is_of_class_method(func: types.FunctionType) -> bool:
-    """Whether ``func`` is the function of a class method of a library.
-
-    A class may contain that of another one: generic named tuples have the one of ``typing.Generic``.
-    """
-    if is_main(func) or "." not in func.__qualname__ or func.__module__ not in sys.modules:
-        return False
-    return getattr(find(func.__module__, func.__qualname__), "__func__", None) is func
+# ── functions and classes ────────────────────────────────────────────────────────────────────────
 
 
 def _is_empty(cell: types.CellType) -> bool:
@@ -656,14 +579,6 @@ def _stands_for_a_function(obj: Any) -> bool:
     if type(attributes) is not dict or attributes.get("__module__") != "__main__":
         return False
     return isinstance(find_on_type(type(obj), "__reduce__"), types.FunctionType)
-
-
-def _is_importable(obj: Any, name: str) -> bool:
-    try:
-        module = pickle.whichmodule(obj, name)  # type: ignore[attr-defined]  # typeshed lacks it
-    except pickle.PicklingError:  # Python 3.14: another object has the name
-        return False
-    return module != "__main__" and find(module, name) is obj
 
 
 _PICKLED_BY_NAME: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {

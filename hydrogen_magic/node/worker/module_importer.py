@@ -16,7 +16,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from hydrogen_magic.node.worker.import_hooks import hooks
 from hydrogen_magic.node.worker.session import redefinition
 from hydrogen_magic.serialization.closure import ModuleSource
-from hydrogen_magic.serialization.pickler import names_of
+from hydrogen_magic.serialization.importable import names_of
 
 
 class ClosureFinder(importlib.abc.MetaPathFinder):

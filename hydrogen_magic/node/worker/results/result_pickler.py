@@ -26,8 +26,9 @@ from hydrogen_magic.node.worker.results.rank_parts import (
     part_of,
 )
 from hydrogen_magic.serialization.identity import numbered
+from hydrogen_magic.serialization.importable import is_main
 from hydrogen_magic.serialization.library_objects.jax_arrays import reduce_stand_in
-from hydrogen_magic.serialization.pickler import Pickler, is_main
+from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse
 from hydrogen_magic.serialization.reducers import Binding, find, itself, resolve, restore_object
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
