@@ -915,7 +915,13 @@ def test_names_that_the_frame_has() -> None:
 
     for on_error in ("fail", "null"):
         with pytest.raises(InferError, match=r"'x' that differs from the frame's.*--replace x"):
-            run(predict, frame(), only=False, on_error=on_error)
+            run(lambda batch: {"x": predict(batch)}, frame(), only=False, on_error=on_error)
+    for same in (predict, lambda batch: batch["x"], taking(pl.DataFrame, predict)):
+        assert run(same, frame(), only=False).column_names == ["prediction"]
+        predictor = Predictor(same, InferOptions())
+        predictor.find_columns(frame().schema)
+        assert predictor.schema is not None and predictor.schema.names == ["prediction"]
+    assert run(predict, frame(), only=False, replace=("x",)).column_names == ["x"]
     assert run(predict, frame(), only=False, columns=("n",)).column_names == ["x"]
     with pytest.raises(InferError, match="which --on-error collect adds"):
         run(lambda b: {"error": b["x"]}, frame(), on_error="collect")

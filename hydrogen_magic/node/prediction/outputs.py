@@ -2,7 +2,8 @@
 
 * A dict, DataFrame, table, named tuple or list of dicts has several columns.
 * A Series, array, tensor or list is one column, with the name of the Series or ``prediction``, or that of
-  the only column of ``--schema``.
+  the only column of ``--schema``. The caller passes on another name where a Series has that of a column of
+  the frame.
 * An array of shape (rows, 1) is a column of numbers; one of shape (rows, k) is a column of lists of fixed
   size k, and so on for further dimensions.
 * A single value is valid for a batch of one row. Next to columns in a dict it is repeated.

@@ -33,6 +33,11 @@ class OwnColumns:
         self._kept: set[str] = set()
         self._nested: list[pa.Field] = []
 
+    def has_name_of(self, value: Any, rows: Any) -> bool:
+        """Whether ``value`` is a Series with the name of a column of the frame: ``batch["x"] * 2`` has it."""
+        is_series = is_a(value, "pandas", "Series") or is_a(value, "polars", "Series")
+        return is_series and str(value.name) in self._kept_of(rows)
+
     def without_unchanged(self, value: Any, rows: Any, first_row: int, index: Any) -> Any:
         """Return a DataFrame without the columns of its batch if all of them are unchanged.
 

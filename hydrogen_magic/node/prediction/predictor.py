@@ -217,9 +217,8 @@ class Predictor:
         """Return the columns of a returned value, without those of the frame that it has unchanged."""
         value = self._own.without_unchanged(value, rows, first_row, index)
         known = (*self._own.nested(rows), *(self.schema or ()))
-        columns = columns_of(
-            value, rows.num_rows, index, known, self._only, as_text=self._may_be_text
-        )
+        only = self._only or (PREDICTION if self._own.has_name_of(value, rows) else None)
+        columns = columns_of(value, rows.num_rows, index, known, only, as_text=self._may_be_text)
         changed = self._own.drop_unchanged(columns, rows, first_row)
         if changed:
             self._checked(lambda: self._options.check_names(changed, rows.schema.names))
