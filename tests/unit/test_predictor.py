@@ -1051,7 +1051,8 @@ def test_a_failing_batch_names_its_rows_and_shows_the_first() -> None:
         run(failing_at(4), long)
     assert isinstance(caught.value.__cause__, ValueError)
     assert caught.value.__cause__.__traceback__ is not None
-    shown = str(caught.value).splitlines()[1]
+    batch, shown = str(caught.value).splitlines()[1:3]
+    assert batch == "the batch: pd.DataFrame of 3 rows"
     assert "x=3.0, n=3, text='äää" in shown and "list=<list<" in shown and len(shown) < 240
 
 
@@ -1071,7 +1072,9 @@ def test_a_row_that_python_cannot_show_hides_nothing(cell: pa.Array) -> None:
     def predict(batch: pa.Table) -> Any:
         raise ValueError("boom")
 
-    with pytest.raises(InferError, match="boom\nthe first row: n=1, x="):
+    with pytest.raises(
+        InferError, match=r"boom\nthe batch: pa\.Table of 1 row\nthe first row: n=1, x="
+    ):
         run(predict, pa.table({"n": [1], "x": cell}))
 
 

@@ -21,7 +21,7 @@ from typing import Any
 from hydrogen_magic.core.lazy_annotations import signature_of
 from hydrogen_magic.errors import InferError
 
-PANDAS = "pandas"
+PANDAS = "pd.DataFrame"
 TABLE = "pa.Table"
 RECORD_BATCH = "pa.RecordBatch"
 POLARS = "pl.DataFrame"

@@ -20,7 +20,7 @@ from typing import Any, TypeAlias
 
 import pyarrow as pa
 
-from hydrogen_magic.core.units import clipped
+from hydrogen_magic.core.units import clipped, counted
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.node.prediction.annotations import PANDAS
 from hydrogen_magic.node.prediction.block_rows import BlockRows
@@ -362,6 +362,7 @@ class Predictor:
             raise InferError(f"{where} (counted from 0): {error}") from error.__cause__
         raise InferError(
             f"predict failed on {where} (counted from 0): {reason_of(error)}\n"
+            f"the batch: {self._caller.kind} of {counted(rows.num_rows, 'row')}\n"
             f"the first row: {first_row_text(rows)}"
         ) from error
 
