@@ -11,6 +11,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from hydrogen_magic.core import syntax
+from hydrogen_magic.core.library_types import loaded
 from hydrogen_magic.serialization.code_names import names_in_source
 
 _CODE_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun", "lprun", "pinfo", "pinfo2"}
@@ -18,9 +19,6 @@ _CODE_MAGICS = {"time", "timeit", "capture", "prun", "memit", "mprun", "lprun", 
 _RANK_MAGICS = {"distributed", "infer"}
 _BINDING_MAGICS = {"load_ext", "pylab", "run", "store"}
 """Magics that bind names which their line does not show."""
-_OPTIONS = re.compile(r"\A(\s*--?[A-Za-z][\w-]*(\s+\d+)?(?=\s))+\s*")
-"""``-n 1 -r 1`` of ``%timeit``."""
-_IPYTHON_LINE = re.compile(r"^([ \t]*)[!%].*", re.MULTILINE)
 _SHELL_VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w*)")
 
 
@@ -49,20 +47,13 @@ def cell_labels(namespace: Mapping[str, Any]) -> dict[str, str]:
 def code_in(source: str) -> tuple[str, ...]:
     """Return the source of a cell, and the Python in its magics: the body of a ``%%time`` cell is a text."""
     calls = [node for node in ast.walk(syntax.parsed(source)) if isinstance(node, ast.Call)]
-    inner = (_as_python(text) for call in calls for text in code_in_magics(call))
+    inner = (text for call in calls for text in code_in_magics(call))
     return (source, *(each for code in inner for each in code_in(code)))
-
-
-def _as_python(text: str) -> str:
-    """Return the line or body of a magic, which is as typed, without options and lines of IPython."""
-    if syntax.parsed(text).body:
-        return text
-    return _IPYTHON_LINE.sub(r"\1pass", _OPTIONS.sub("", text))
 
 
 def names_in_magic(node: ast.Call) -> list[str]:
     """Return the names inside the texts of a transformed ``!`` or ``%`` line."""
-    code = code_in_magics(node)
+    code = _code_texts(node)
     if code:
         return [name for text in code for name in _names_in_code(text)]
     return [name for text in _magic_texts(node) for name in _names_in_template(text)]
@@ -70,8 +61,23 @@ def names_in_magic(node: ast.Call) -> list[str]:
 
 def code_in_magics(node: ast.Call) -> list[str]:
     """Return the Python in ``%time f(x)`` or a ``%%time`` cell, from their transformed call."""
+    return [_as_python(text) for text in _code_texts(node)]
+
+
+def _code_texts(node: ast.Call) -> list[str]:
+    """Return the line and the body of such a call as typed: with options, and lines of IPython."""
     texts = _run_magic(node)
     return texts[1:] if texts and texts[0] in _CODE_MAGICS else []
+
+
+def _as_python(text: str) -> str:
+    """Return the line or body of a magic as IPython transforms it, from where it is Python."""
+    manager = loaded("IPython.core.inputtransformer2", "TransformerManager")
+    if manager and not syntax.parsed(text).body:
+        text = manager().transform_cell(text)
+    n_words = len(text.split()) if text.startswith("-") else 0  # options, such as ``-s cumulative``
+    rests = (text.split(maxsplit=n)[-1] for n in range(n_words))
+    return next((rest for rest in rests if syntax.parsed(rest).body), text)
 
 
 def names_read_by_ranks(node: ast.Call) -> list[str]:
