@@ -40,8 +40,8 @@ _CODE = (types.FunctionType, types.BuiltinFunctionType, type, functools.partial)
 """What notebooks replace in modules that a cell only uses by others: ``torch.load``, the context of ssl."""
 _MOST_LISTED = 10
 """Settings that a note names."""
-_COMPUTED = "*"
-"""Stands for a name: ``setattr(mylib, name, value)``, ``vars(mylib)[name] = value``."""
+_COMPUTED = "* (changed by a computed name or in __dict__)"
+"""Stands for a name in a note: ``setattr(mylib, name, value)``, ``vars(mylib)[name] = value``."""
 _UNSENT: Any = object()
 """Stands for a value that cannot be given to ranks item by item."""
 
@@ -64,10 +64,6 @@ class _Change:
     """An item is set or deleted: it is a change whatever the object is."""
     is_deletion: bool = False
     """The attribute is deleted."""
-
-    @property
-    def is_computed(self) -> bool:
-        return self.path[-1:] == (_COMPUTED,)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -98,13 +94,13 @@ def _changes_of(node: ast.AST) -> Iterator[_Change]:
             yield from _change(ast.Subscript(owner, ast.Constant(None)))
         case ast.Expr(ast.Call(ast.Attribute(owner, "to"))):  # of a tensor, it returns another one
             yield from _change(ast.Subscript(owner, ast.Constant(None)))
-        case ast.Call(ast.Name("setattr") | ast.Attribute(_, "setattr"), [owner, name, _]):
-            shown = str(name.value) if isinstance(name, ast.Constant) else _COMPUTED
-            yield from _change(ast.Attribute(owner, shown))
         case ast.Call(
-            ast.Name("delattr") | ast.Attribute(_, "delattr"), [owner, ast.Constant(name)]
+            ast.Name("setattr" | "delattr" as verb)
+            | ast.Attribute(_, "setattr" | "delattr" as verb),
+            [owner, name, *_],
         ):
-            yield from _change(ast.Attribute(owner, str(name)), is_deletion=True)
+            shown = str(name.value) if isinstance(name, ast.Constant) else _COMPUTED
+            yield from _change(ast.Attribute(owner, shown), is_deletion=verb == "delattr")
         case ast.Call(ast.Attribute(_, "setitem"), [owner, item, _]):  # of pytest's monkeypatch
             yield from _change(ast.Subscript(owner, item))
 
@@ -115,6 +111,11 @@ def _change(node: ast.AST, is_inside: bool = False, is_deletion: bool = False) -
     path: list[str] = []
     while True:
         match node:
+            case ast.Subscript(
+                ast.Attribute(owner, "__dict__") | ast.Call(ast.Name("vars"), [owner]),
+                ast.Constant(str(name)),
+            ):
+                path.insert(0, name)
             case ast.Attribute(owner, "__dict__") | ast.Call(ast.Name("vars"), [owner]):
                 path, is_inside = [_COMPUTED], False
             case ast.Attribute(owner, name):
@@ -128,15 +129,6 @@ def _change(node: ast.AST, is_inside: bool = False, is_deletion: bool = False) -
             case _:
                 return
         node = owner
-
-
-@functools.lru_cache(maxsize=4096)
-def _texts_in(source: str) -> frozenset[str]:
-    """Return the texts in a cell that may be names of attributes, and the names of keyword arguments."""
-    nodes = [node for code in code_in(source) for node in ast.walk(syntax.parsed(code))]
-    found = {node.value for node in nodes if isinstance(node, ast.Constant)}
-    found |= {node.arg for node in nodes if isinstance(node, ast.keyword)}
-    return frozenset(each for each in found if isinstance(each, str) and each.isidentifier())
 
 
 class ModuleChanges:
@@ -184,28 +176,16 @@ class ModuleChanges:
             setting
             for code in self._code
             for change in dict.fromkeys(c for source in code.sources for c in _changes_in(source))
-            for setting in (_computed if change.is_computed else _shown)(change, code)
+            for home, path in _places(change, code)
+            for setting in _as_it_is(change, home, path, code.is_on_ranks)
         ]
-
-
-def _computed(change: _Change, code: Code) -> list[Setting]:
-    """Return the values of the attributes whose names are texts in the cells; a note if there are none."""
-    names = sorted(frozenset().union(*map(_texts_in, code.sources)))
-    shown = (replace(change, path=(*change.path[:-1], name)) for name in names)
-    code = replace(code, is_on_ranks=False)  # perhaps others were changed: these need not be copied
-    found = [setting for each in shown for setting in _shown(each, code)]
-    return found or [
-        Setting("attribute", home, ".".join(path), _UNSENT) for home, path in _places(change, code)
-    ]
-
-
-def _shown(change: _Change, code: Code) -> Iterator[Setting]:
-    for home, path in _places(change, code):
-        yield from _as_it_is(change, home, path, code.is_on_ranks)
 
 
 def _as_it_is(change: _Change, home: str, path: list[str], is_on_ranks: bool) -> Iterator[Setting]:
     """Yield the present value of what was changed, if it can be sent or if that is worth a note."""
+    if path[-1] == _COMPUTED:
+        yield Setting("attribute", home, ".".join(path), _UNSENT)
+        return
     try:
         owner: Any = functools.reduce(_part, path[:-1], sys.modules[home])
     except Exception:  # deleted since, or never executed; properties may raise anything

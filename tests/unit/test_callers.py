@@ -45,12 +45,12 @@ CELLS: dict[str, dict[str, Any]] = {
     "conf.other = string": {"conf.other": None},
     "conf.json = string": {"conf.json": None},
     "from conf import *\nCONFIG['lr'] = 5": {"conf.CONFIG": {"lr": 5}},
-    "for name, value in {'LR': 5}.items(): setattr(conf, name, value)": {"conf.LR": 5},
-    "name = 'x'; setattr(conf.C, name, 5)": {"conf.C.x": 5},
-    "vars(conf)['LR'] = 5": {"conf.LR": 5},
-    "conf.__dict__.update(LR=5)": {"conf.LR": 5},
-    "setattr(conf, chr(78), 5)": {},
-    "name = 'rate'; setattr(conf, name, conf.json.dumps)": {},
+    "vars(conf)['LR'] = 5; text = 'CONFIG'": {"conf.LR": 5},
+    "vars(conf)['CONFIG']['lr'] = 5": {"conf.CONFIG": {"lr": 5}},
+    "del conf.__dict__['LR']": {"conf.LR": "deleted"},
+    "conf.__dict__.update(LR=5)": {},
+    "name, text = 'LR', 'CONFIG'; setattr(conf, name, 5)": {},
+    "name = 'x'; delattr(conf.C, name)": {},
     "for module in (string, conf): module.LR = 5": {"conf.LR": 5},
     "del conf.LR": {"conf.LR": "deleted"},
     "delattr(conf.C, 'x')": {"conf.C.x": "deleted"},
@@ -61,11 +61,13 @@ CELLS: dict[str, dict[str, Any]] = {
     "%%time\nfrom conf import CONFIG as C; C['lr'] = 5": {"conf.CONFIG": {"lr": 5}},
 }
 
+COMPUTED = "* (changed by a computed name or in __dict__)"
 NOTED = {
     "conf.model.eval()": ["model"],
     "from conf import model; model.zero_(); model.to()": ["model"],
-    "setattr(conf, chr(78), 5)": ["*"],
-    "name = 'rate'; setattr(conf, name, conf.json.dumps)": ["rate"],
+    "conf.__dict__.update(LR=5)": [COMPUTED],
+    "name, text = 'LR', 'CONFIG'; setattr(conf, name, 5)": [COMPUTED],
+    "name = 'x'; delattr(conf.C, name)": [f"C.{COMPUTED}"],
 }
 """Attributes of ``conf`` that are listed as not sent."""
 
