@@ -69,17 +69,31 @@ class _Change:
 @functools.lru_cache(maxsize=4096)
 def _changes_in(source: str) -> tuple[_Change, ...]:
     nodes = [node for code in code_in(source) for node in ast.walk(syntax.parsed(code))]
-    loops = dict(loop for node in nodes for loop in _loops_over_names(node))
-    found = (change for node in nodes for change in _changes_of(node))
-    named = (replace(one, root=name) for one in found for name in loops.get(one.root, [one.root]))
-    return tuple(dict.fromkeys(named))
+    found = (
+        change for find in (_changes_of, _changes_of_loop) for one in nodes for change in find(one)
+    )
+    return tuple(dict.fromkeys(found))
 
 
-def _loops_over_names(node: ast.AST) -> Iterator[tuple[str, list[str]]]:
-    """Yield the variable of ``for module in (mylib, other):``, and the names of what it refers to."""
+def _changes_of_loop(node: ast.AST) -> Iterator[_Change]:
+    """Yield the changes in ``for module in (mylib, other):``, for each that the variable may refer to."""
     match node:
-        case ast.For(ast.Name(variable), ast.Tuple(names) | ast.List(names)):
-            yield variable, [variable, *(each.id for each in names if isinstance(each, ast.Name))]
+        case (
+            ast.For(target, iterable)
+            | ast.ListComp(generators=[ast.comprehension(target, iterable)])
+        ):
+            nodes = list(ast.walk(iterable))
+            parts = {one.value for one in nodes if isinstance(one, ast.Attribute)}
+            parts |= {one.func for one in nodes if isinstance(one, ast.Call)}
+            named = [
+                n for n in nodes if isinstance(n, (ast.Name, ast.Attribute)) and n not in parts
+            ]
+            shown = [found for one in named for found in _change(one)]
+            variables = {one.id for one in ast.walk(target) if isinstance(one, ast.Name)}
+            for change in (found for one in ast.walk(node) for found in _changes_of(one)):
+                if change.root in variables:
+                    for one in shown:
+                        yield replace(change, root=one.root, path=one.path + change.path)
 
 
 def _changes_of(node: ast.AST) -> Iterator[_Change]:
@@ -193,7 +207,7 @@ def _as_it_is(change: _Change, home: str, path: list[str], is_on_ranks: bool) ->
     try:
         value = _part(owner, path[-1])
     except Exception:
-        if change.is_deletion:
+        if change.is_deletion and hasattr(owner, "__dict__"):
             yield Setting("deletion", home, ".".join(path), "deleted")
         return
     package = str(type(value).__module__).partition(".")[0]
@@ -209,6 +223,12 @@ def _as_it_is(change: _Change, home: str, path: list[str], is_on_ranks: bool) ->
 def _places(change: _Change, code: Code) -> Iterator[tuple[str, list[str]]]:
     """Yield the module and the attributes below it that lead to a changed object."""
     value = code.value_of(change.root)
+    is_list = change.path and type(value) in (list, tuple)  # a loop goes over it
+    for each in value if is_list else [value]:
+        yield from _places_below(each, change, code)
+
+
+def _places_below(value: Any, change: _Change, code: Code) -> Iterator[tuple[str, list[str]]]:
     path = list(change.path)
     if issubclass(type(value), types.ModuleType):
         n_kept = 0 if change.is_inside else 1  # a module may be what was assigned
