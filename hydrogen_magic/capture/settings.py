@@ -17,6 +17,7 @@ from hydrogen_magic.capture.imports import Imports, module_name, sources_of
 from hydrogen_magic.capture.lines import code_in
 from hydrogen_magic.capture.values import CapturedItem
 from hydrogen_magic.core import syntax
+from hydrogen_magic.core.library_types import derives_from
 from hydrogen_magic.core.units import first_of
 from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.node.worker.settings.attributes import is_property
@@ -32,8 +33,13 @@ _MUTATORS |= {"appendleft", "extendleft", "move_to_end", "popitem", "popleft", "
 _MUTATORS |= {"difference_update", "intersection_update", "symmetric_difference_update"}
 _MUTATORS |= {"sort", "subtract", "update"}
 """Methods of containers that change them."""
-_MODEL_MUTATORS = re.compile(r"load_state_dict|train|eval|(partial_)?fit|[a-z]\w*[a-z0-9]_")
-"""Methods that change models and tensors: ``weight.zero_()``."""
+_MODEL_MUTATORS = (
+    "load_state_dict|train|eval|to|cuda|cpu|half|float|double|bfloat16|set_params"
+    r"|(partial_)?fit(_transform|_predict)?|[a-z]\w*[a-z0-9]_"
+)
+"""Methods of models and tensors that change them: ``weight.zero_()``."""
+_CHANGES = re.compile("|".join([*sorted(_MUTATORS), _MODEL_MUTATORS]))
+_MODELS = (("torch.nn", "Module"), ("sklearn.base", "BaseEstimator"))
 _OF_PROVIDERS = {"matplotlib"}
 """Libraries whose own objects are read as settings: rcParams."""
 _CODE = (types.FunctionType, types.BuiltinFunctionType, type, functools.partial)
@@ -60,10 +66,10 @@ class _Change:
     :data:`_COMPUTED` if the statement does not show its name."""
     is_inside: bool
     """The contents of a list or dict are changed."""
-    is_item: bool = False
-    """An item is set or deleted: it is a change whatever the object is."""
     is_deletion: bool = False
     """The attribute is deleted."""
+    method: str = ""
+    """The method that changes the contents; empty if an item is set or deleted."""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -102,12 +108,8 @@ def _changes_of(node: ast.AST) -> Iterator[_Change]:
             yield from _change(node, is_deletion=isinstance(node.ctx, ast.Del))
         return
     match node:
-        case ast.Call(ast.Attribute(owner, attribute)) if attribute in _MUTATORS:
-            yield from _change(owner, is_inside=True)
-        case ast.Call(ast.Attribute(owner, attribute)) if _MODEL_MUTATORS.fullmatch(attribute):
-            yield from _change(ast.Subscript(owner, ast.Constant(None)))
-        case ast.Expr(ast.Call(ast.Attribute(owner, "to"))):  # of a tensor, it returns another one
-            yield from _change(ast.Subscript(owner, ast.Constant(None)))
+        case ast.Call(ast.Attribute(owner, method)) if _CHANGES.fullmatch(method):
+            yield from _change(owner, method=method)
         case ast.Call(
             ast.Name("setattr" | "delattr" as verb)
             | ast.Attribute(_, "setattr" | "delattr" as verb),
@@ -119,9 +121,9 @@ def _changes_of(node: ast.AST) -> Iterator[_Change]:
             yield from _change(ast.Subscript(owner, item))
 
 
-def _change(node: ast.AST, is_inside: bool = False, is_deletion: bool = False) -> Iterator[_Change]:
+def _change(node: ast.AST, method: str = "", is_deletion: bool = False) -> Iterator[_Change]:
     """Yield the change of what ``node`` names; below an item, that of the object which has the item."""
-    is_item = not is_inside
+    is_inside = bool(method)
     path: list[str] = []
     while True:
         match node:
@@ -138,7 +140,7 @@ def _change(node: ast.AST, is_inside: bool = False, is_deletion: bool = False) -
                 path, is_inside = [], True
             case ast.Name(name):
                 is_attribute = is_deletion and not is_inside
-                yield _Change(name, tuple(path), is_inside, is_item and is_inside, is_attribute)
+                yield _Change(name, tuple(path), is_inside, is_attribute, method)
                 return
             case _:
                 return
@@ -214,7 +216,7 @@ def _as_it_is(change: _Change, home: str, path: list[str], is_on_ranks: bool) ->
     if package in _OF_PROVIDERS or _is_original(value, home, path):
         return
     is_sent = not change.is_inside or _is_container(value)
-    if is_sent or change.is_item:
+    if is_sent or _changes(change.method, type(value)):
         is_sent = is_sent and (is_on_ranks or is_plain(value))
         provider = "attribute" if change.is_inside or not is_sent else "assignment"
         yield Setting(provider, home, ".".join(path), value if is_sent else _UNSENT)
@@ -261,6 +263,13 @@ def _is_original(value: Any, home: str, path: list[str]) -> bool:
 
 def _is_container(value: Any) -> bool:
     return issubclass(type(value), _CONTAINERS)
+
+
+def _changes(method: str, kind: type) -> bool:
+    """Whether a method changes an object of ``kind``, no container; an item does, without a method."""
+    if derives_from(kind, "torch", "Tensor"):  # its ``to`` returns another one
+        return not method or method.endswith("_")
+    return not method or any(derives_from(kind, *model) for model in _MODELS)
 
 
 def _contents(owner: Any) -> Mapping[str, Any]:

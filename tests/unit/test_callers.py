@@ -17,7 +17,11 @@ from hydrogen_magic.capture.callers import code_of_callers
 from hydrogen_magic.serialization.closure import unbundle
 from tests.capture_rig import Notebook, write
 
-MODEL = "class C:\n x = 1\n def eval(self): pass\n to = zero_ = eval\nmodel = C()\n"
+MODEL = "import sklearn.base, torch\nmodel, weight = torch.nn.Linear(1, 1), torch.ones(1)\n"
+MODEL += "class C(sklearn.base.BaseEstimator):\n x = 1\n def fit_transform(self): pass\n"
+MODEL += (
+    "class Box:\n def eval(self): pass\n fit = to = zero_ = eval\nestimator, box = C(), Box()\n"
+)
 CONF = MODEL + "import json\nLR = 1\nCONFIG = {'lr': 1}\ndef rate(): return LR, CONFIG\n"
 CHANGES: dict[str, dict[str, Any]] = {
     "conf.LR = 5": {"conf.LR": 5},
@@ -61,15 +65,22 @@ CELLS: dict[str, dict[str, Any]] = {
     "delattr(conf.C, 'x')": {"conf.C.x": "deleted"},
     "del conf.LR; conf.LR = 5": {"conf.LR": 5},
     "conf.model.eval()": {},
-    "same = conf.model.to()": {},
-    "from conf import model; model.zero_(); model.to()": {},
+    "same = conf.model.half()": {},
+    "from conf import model; model.requires_grad_(False); model.to('cpu')": {},
+    "conf.estimator.fit_transform()": {},
+    "same = conf.weight.half(); same = conf.weight.to('cpu')": {},
+    "conf.weight.zero_()": {},
+    "conf.box.eval(); conf.box.fit(); conf.box.to(); conf.box.zero_()": {},
     "%%time\nfrom conf import CONFIG as C; C['lr'] = 5": {"conf.CONFIG": {"lr": 5}},
 }
 
 COMPUTED = "* (changed by a computed name or in __dict__)"
 NOTED = {
     "conf.model.eval()": ["model"],
-    "from conf import model; model.zero_(); model.to()": ["model"],
+    "same = conf.model.half()": ["model"],
+    "from conf import model; model.requires_grad_(False); model.to('cpu')": ["model"],
+    "conf.estimator.fit_transform()": ["estimator"],
+    "conf.weight.zero_()": ["weight"],
     "conf.__dict__.update(LR=5)": [COMPUTED],
     "name, text = 'LR', 'CONFIG'; setattr(conf, name, 5)": [COMPUTED],
     "name = 'x'; delattr(conf.C, name)": [f"C.{COMPUTED}"],
