@@ -16,7 +16,6 @@ Subclasses define how functions and classes of ``__main__`` are pickled. Streams
 
 from __future__ import annotations
 
-import builtins
 import enum
 import functools
 import gc
@@ -26,7 +25,7 @@ import sys
 import types
 import typing
 import weakref
-from collections.abc import Callable, Iterable, Set
+from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
@@ -120,18 +119,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             types.CellType: self._reduce_cell,
             types.CodeType: self._reduce_code,
             Memory: lambda memory: (reducers.restore_same, (memory.buffer(),)),
-            functools.cached_property: _reduce_cached_property,
-            _CachedFunction: self._reduce_cached_function,
-            **dict.fromkeys(_PICKLED_BY_NAME, self._reduce_named),
-            typing.ParamSpecArgs: _reduce_part,
-            typing.ParamSpecKwargs: _reduce_part,
+            standard_library.CachedFunction: self._reduce_cached_function,
+            **dict.fromkeys(standard_library.PICKLED_BY_NAME, self._reduce_named),
             **dict.fromkeys(weakref.ProxyTypes, standard_library.reduce_weak_proxy),
             weakref.ref: standard_library.reduce_weak_reference,
             weakref.WeakKeyDictionary: standard_library.reduce_weak_collection,
             weakref.WeakValueDictionary: standard_library.reduce_weak_collection,
             weakref.WeakSet: standard_library.reduce_weak_collection,
             pandas_frames.SharedRefs: self._reduce_shared_refs,
-            **standard_library.OF_CONSTANTS,
+            **standard_library.OF_CLASSES,
         }
         self._add_storage_handlers()
         self._add_numpy_handlers()
@@ -255,7 +251,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         if func.__globals__ is functools.__dict__ and hasattr(func, "registry"):
-            return _reduce_single_dispatch(func)
+            return standard_library.reduce_single_dispatch(func)
         if is_of_class_method(func) and not self.is_replacement(func):
             return resolve, (func.__module__, f"{func.__qualname__}.__func__")
         home = self._home_of(func)
@@ -318,13 +314,10 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
 
     def _reduce_global(self, obj: Any, name: str) -> Any:
         kind, binding = type(obj), self.binding(obj, name)
-        if kind not in _PICKLED_BY_NAME:
+        if kind not in standard_library.PICKLED_BY_NAME:
             _, _, *parts = reduce_by_value(obj)
             return reducers.restore_global, (kind, binding, (), None), *parts
-        names, keywords = _PICKLED_BY_NAME[kind]
-        args = tuple(getattr(obj, f"__{each}__") for each in names)
-        options = {each: getattr(obj, f"__{each}__") for each in keywords}
-        return reducers.restore_global, (kind, binding, args, options)
+        return reducers.restore_global, (kind, binding, *standard_library.arguments_of(obj))
 
     # ── functions' variables ─────────────────────────────────────────────────────────────────────
 
@@ -434,8 +427,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         is_named = not is_main(obj) and is_importable(obj, obj.__qualname__)
         if is_named and not self.is_replacement(obj):
             return NotImplemented
-        args = obj.__wrapped__, obj.cache_parameters()
-        return reducers.restore_cached_function, args, _attributes_except(obj, _SET_BY_CACHE)
+        return standard_library.reduce_cached_function(obj)
 
     def _reduce_typed_storage(self, storage: Any) -> Any:
         untyped = storage._untyped_storage
@@ -540,60 +532,9 @@ def _member_attributes(cls: type) -> dict[str, dict[str, Any]]:
     return {name: attributes for name, attributes in own.items() if attributes}
 
 
-def _reduce_cached_property(obj: Any) -> Any:
-    # Before Python 3.12 it contains a lock.
-    return reducers.restore_cached_property, (obj.func, obj.attrname)
-
-
-_CachedFunction = type(functools.lru_cache(len))
-
-
-_SET_BY_CACHE = {*functools.WRAPPER_ASSIGNMENTS, "__wrapped__", "cache_parameters"}
-_SET_BY_DISPATCH = {"__wrapped__", "_clear_cache", "dispatch", "register", "registry"}
-
-
-def _attributes_except(obj: Any, names: Set[str]) -> dict[str, Any] | None:
-    return {name: value for name, value in vars(obj).items() if name not in names} or None
-
-
-def _reduce_single_dispatch(func: Any) -> Any:
-    # Its variables hold weak references, which cannot be pickled.
-    registry = dict(func.registry)
-    return (
-        functools.singledispatch,
-        (registry[object],),
-        (registry, _attributes_except(func, _SET_BY_DISPATCH)),
-        None,
-        None,
-        reducers.restore_registry,
-    )
-
-
-def _reduce_part(part: Any) -> Any:
-    return type(part), (part.__origin__,)  # since Python 3.12 pickle refuses them
-
-
 def _stands_for_a_function(obj: Any) -> bool:
     """Whether a library has wrapped a function of the notebook: the wrapper may be pickled by its name."""
     attributes = own_attributes(obj)
     if type(attributes) is not dict or attributes.get("__module__") != "__main__":
         return False
     return isinstance(find_on_type(type(obj), "__reduce__"), types.FunctionType)
-
-
-_PICKLED_BY_NAME: dict[type, tuple[tuple[str, ...], tuple[str, ...]]] = {
-    getattr(typing, kind): parameters
-    for kind, parameters in {
-        "NewType": (("name", "supertype"), ()),
-        "ParamSpec": (("name",), ("bound", "covariant", "contravariant")),
-        "TypeVarTuple": (("name",), ()),  # since Python 3.11
-        "TypeAliasType": (("name", "value"), ("type_params",)),  # since Python 3.12
-    }.items()
-    if hasattr(typing, kind)
-}
-"""Classes whose objects are pickled by name -> attributes that are their arguments, without and with keyword.
-
-cloudpickle has the same for ``TypeVar`` alone.
-"""
-if sys.version_info >= (3, 15):
-    _PICKLED_BY_NAME[vars(builtins)["sentinel"]] = ("name",), ()

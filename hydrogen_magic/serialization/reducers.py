@@ -432,26 +432,6 @@ def restore_global(
     return obj
 
 
-def restore_cached_property(func: Any, name: str | None) -> Any:
-    """Make a ``cached_property`` with its name."""
-    restored: Any = functools.cached_property(func)
-    restored.attrname = name
-    return restored
-
-
-def restore_cached_function(function: Any, parameters: dict[str, Any]) -> Any:
-    """Make a function of ``functools.lru_cache`` with an empty cache."""
-    return functools.lru_cache(**parameters)(function)
-
-
-def restore_registry(function: Any, state: tuple[dict[type, Any], dict[str, Any] | None]) -> None:
-    """Give a function of ``functools.singledispatch`` its other implementations and attributes."""
-    registry, attributes = state
-    for kind, implementation in registry.items():
-        function.register(kind, implementation)
-    vars(function).update(attributes or {})
-
-
 def restore_object(cls: type, *args: Any) -> Any:
     """Make an object without its state; its class may differ from that of the writer's object."""
     try:
