@@ -38,6 +38,7 @@ from hydrogen_magic.serialization.library_objects.jax_arrays import (
     restore_stand_in,
     values_of_jax_array,
 )
+from hydrogen_magic.serialization.library_objects.numpy_arrays import restore_array
 from hydrogen_magic.serialization.library_objects.pandas_frames import (
     SharedRefs,
     copies_on_write,
@@ -57,7 +58,6 @@ from hydrogen_magic.serialization.reducers import (
     Registrations,
     find,
     resolve,
-    restore_array,
     restore_class,
     restore_class_by_statement,
     restore_later_state,

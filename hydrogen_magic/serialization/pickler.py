@@ -24,7 +24,6 @@ import pickle
 import sys
 import types
 import typing
-import weakref
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -53,6 +52,8 @@ from hydrogen_magic.serialization.library_objects import (
     numpy_arrays,
     pandas_frames,
     standard_library,
+    tensor_storages,
+    weak_references,
 )
 from hydrogen_magic.serialization.memory_layout import Memory, MemoryLayout
 from hydrogen_magic.serialization.reducers import (
@@ -121,13 +122,9 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             Memory: lambda memory: (reducers.restore_same, (memory.buffer(),)),
             standard_library.CachedFunction: self._reduce_cached_function,
             **dict.fromkeys(standard_library.PICKLED_BY_NAME, self._reduce_named),
-            **dict.fromkeys(weakref.ProxyTypes, standard_library.reduce_weak_proxy),
-            weakref.ref: standard_library.reduce_weak_reference,
-            weakref.WeakKeyDictionary: standard_library.reduce_weak_collection,
-            weakref.WeakValueDictionary: standard_library.reduce_weak_collection,
-            weakref.WeakSet: standard_library.reduce_weak_collection,
             pandas_frames.SharedRefs: self._reduce_shared_refs,
             **standard_library.OF_CLASSES,
+            **weak_references.OF_CLASSES,
         }
         self._add_storage_handlers()
         self._add_numpy_handlers()
@@ -416,7 +413,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _function_reduce(self, func: types.FunctionType) -> Any:
         # Of unsigned and 8-bit floating types; it relies on a quirk of torch's own storage pickles.
         if func is self._rebuild_tensor:
-            return reducers.resolve, (reducers.__name__, reducers.restore_tensor.__name__)
+            return resolve, (tensor_storages.__name__, tensor_storages.restore_tensor.__name__)
         # ``functools.wraps`` gives a function the names of another one, whose place it may have.
         is_wrapper = self.is_of_main(func) and func.__module__ != func.__globals__.get("__name__")
         if is_wrapper or self.is_replacement(func):
@@ -433,7 +430,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         untyped = storage._untyped_storage
         # Every access makes a new Python object for the same memory: pickle must see only one.
         one = self._storages.setdefault(untyped._cdata, untyped)
-        return reducers.restore_typed_storage, (one, storage.dtype)
+        return tensor_storages.restore_typed_storage, (one, storage.dtype)
 
     def _reduce_storage(self, storage: Any) -> Any:
         one = self._storages.setdefault(storage._cdata, storage)
@@ -443,7 +440,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if device not in ("cpu", "cuda"):
             return NotImplemented
         travels_as = self.cuda_travels_as if device == "cuda" else "cpu"
-        return reducers.restore_storage, (*self._memory_of(storage.cpu()), travels_as)
+        return tensor_storages.restore_storage, (*self._memory_of(storage.cpu()), travels_as)
 
     def _memory_of(self, storage: Any) -> tuple[Any, int, int]:
         """Return the buffer with the contents of a storage, their start in it, and their size."""

@@ -1,4 +1,4 @@
-"""Functions that streams call when they are read, to restore functions, classes and tensors.
+"""Functions that streams call when they are read, to restore functions, classes and instances.
 
 The kernel and the ranks have this module; :mod:`hydrogen_magic.serialization.pickler` refers to its
 functions by name.
@@ -16,8 +16,6 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from typing import Any, NamedTuple
-
-from hydrogen_magic.core.rank_gpu import gpu_of_rank
 
 SKELETON_CLASS_ARGS = 4
 """Type, name, bases, keywords; cloudpickle's form of enums is longer, and contains qualified names."""
@@ -453,71 +451,3 @@ def restore_by_library(is_called: bool, library: Any, cls: type, *args: Any) -> 
 
 def restore_same(obj: Any) -> Any:
     return obj
-
-
-_referents: list[Any] = []
-"""Objects that are referred to weakly: in the writer's process, something that is perhaps not sent kept them
-alive. On a rank of a session they stay as long as the name that they came with."""
-
-
-def take_referents() -> list[Any]:
-    """Return the objects that were read since the last call and that only this list may keep alive."""
-    taken = list(_referents)
-    _referents.clear()
-    return taken
-
-
-def restore_weak(make: Callable[..., Any], *args: Any) -> Any:
-    """Make what refers weakly to objects in ``args``, which stay alive."""
-    _referents.append(args)
-    return make(*args)
-
-
-def restore_dead_reference() -> Any:
-    """Make a weak reference to an object that is gone."""
-    return weakref.ref(set())
-
-
-def restore_storage(buffer: Any, offset: int, nbytes: int, device: str) -> Any:
-    """Make a torch storage over a part of ``buffer``, without a copy unless it goes to a GPU."""
-    import torch
-
-    if nbytes == 0:
-        storage = torch.UntypedStorage(0)
-    else:
-        part = torch.frombuffer(buffer, dtype=torch.uint8, count=nbytes, offset=offset)
-        storage = part.untyped_storage()
-    if device == "cuda":
-        return storage.to(device=torch.device(gpu_of_rank()))
-    return storage
-
-
-def restore_array(
-    buffer: Any,
-    offset: int,
-    shape: tuple[int, ...],
-    strides: tuple[int, ...],
-    dtype: Any,
-    is_writeable: bool,
-) -> Any:
-    """Make a NumPy array over a part of ``buffer``."""
-    import numpy
-
-    array: Any = numpy.ndarray(shape, dtype, buffer, offset, strides)
-    array.flags.writeable = is_writeable
-    return array
-
-
-def restore_typed_storage(untyped: Any, dtype: Any) -> Any:
-    """Make the typed view of a storage that torch's own reducers expect."""
-    import torch
-
-    return torch.storage.TypedStorage(wrap_storage=untyped, dtype=dtype, _internal=True)
-
-
-def restore_tensor(storage: Any, *args: Any) -> Any:
-    """Make a tensor with torch's own function, which accepts only the typed view of a storage."""
-    import torch
-
-    typed = getattr(storage, "_untyped_storage", storage)
-    return torch._utils._rebuild_tensor_v3(restore_typed_storage(typed, torch.uint8), *args)

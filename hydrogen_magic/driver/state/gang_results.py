@@ -15,8 +15,8 @@ from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.errors import ResultError
 from hydrogen_magic.serialization import payload, result_stream
 from hydrogen_magic.serialization.identity import Originals
+from hydrogen_magic.serialization.library_objects.weak_references import take_referents
 from hydrogen_magic.serialization.payload import Payload
-from hydrogen_magic.serialization.reducers import take_referents
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart, label
 
 _SMALL_BYTES = 1 << 20

@@ -54,6 +54,22 @@ def restore_array_state(array: Any, attributes: dict[str, Any]) -> None:
     vars(array).update(attributes)
 
 
+def restore_array(
+    buffer: Any,
+    offset: int,
+    shape: tuple[int, ...],
+    strides: tuple[int, ...],
+    dtype: Any,
+    is_writeable: bool,
+) -> Any:
+    """Make a NumPy array over a part of ``buffer``."""
+    import numpy
+
+    array: Any = numpy.ndarray(shape, dtype, buffer, offset, strides)
+    array.flags.writeable = is_writeable
+    return array
+
+
 def restore_read_only(values: Any) -> Any:
     """Make a NumPy array that cannot be changed."""
     values.flags.writeable = False

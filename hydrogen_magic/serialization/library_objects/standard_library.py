@@ -9,18 +9,12 @@ import functools
 import sys
 import types
 import typing
-import weakref
 from collections.abc import Set
 from typing import Any
 
 from hydrogen_magic.serialization.instances import Reduced, find_on_type, is_reduced_as
 from hydrogen_magic.serialization.library_objects.handlers import Handler, Handlers
-from hydrogen_magic.serialization.pickling_errors import RefusedError
-from hydrogen_magic.serialization.reducers import (
-    restore_dead_reference,
-    restore_object,
-    restore_weak,
-)
+from hydrogen_magic.serialization.reducers import restore_object
 
 _CONSTANTS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (sys, ("version_info", "flags", "float_info", "int_info", "hash_info", "thread_info")),
@@ -34,30 +28,6 @@ _OF_CONSTANTS: dict[type, Handler] = {
 }
 """Reduces the only objects of their classes: the classes of ``sys`` have no name to be found by, and the
 constants of ``dataclasses`` are compared by identity."""
-
-
-def reduce_weak_proxy(proxy: Any) -> Any:
-    """Reduce a weak proxy to one of the same object, not to a copy of it."""
-    try:
-        referent = proxy.__reduce_ex__.__self__  # a proxy has no name for it
-    except ReferenceError:
-        raise RefusedError(
-            proxy, "it is a weak proxy of an object that is gone", "delete it"
-        ) from None
-    return restore_weak, (weakref.proxy, referent)
-
-
-def reduce_weak_reference(reference: weakref.ref[Any]) -> Any:
-    """Reduce a weak reference to one of the same object, or of one that is gone."""
-    if (referent := reference()) is None:
-        return restore_dead_reference, ()
-    return restore_weak, (weakref.ref, referent, reference.__callback__)
-
-
-def reduce_weak_collection(found: Any) -> Any:
-    """Reduce a dictionary with weak keys or values, or a weak set, to one of the same objects."""
-    items = found if type(found) is weakref.WeakSet else found.items()
-    return restore_weak, (type(found), list(items))
 
 
 def _reduce_exception(error: Any) -> Any:
