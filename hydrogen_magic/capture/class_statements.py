@@ -28,6 +28,8 @@ from hydrogen_magic.capture.reachable import attributes_of, reads_of
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.core import syntax
 from hydrogen_magic.core.lazy_annotations import annotations_of
+from hydrogen_magic.serialization.class_statements import BASES, METACLASS, Defaults, functions_in
+from hydrogen_magic.serialization.classes import MAKING
 from hydrogen_magic.serialization.code_names import (
     DefiniteAssignment,
     code_objects,
@@ -35,14 +37,7 @@ from hydrogen_magic.serialization.code_names import (
     names_in_source,
 )
 from hydrogen_magic.serialization.importable import is_main
-from hydrogen_magic.serialization.reducers import (
-    ATOMS,
-    BASES,
-    MAKING,
-    METACLASS,
-    Defaults,
-    functions_in,
-)
+from hydrogen_magic.serialization.instances import ATOMS
 
 _NEEDING_BODIES = {"equinox", "msgspec", "sqlalchemy"}
 """Packages whose classes are not complete without the body of their statement. Those of others are better

@@ -17,8 +17,8 @@ from hydrogen_magic.capture.pickler import CapturePickler
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.node.worker.plain_values import is_plain
 from hydrogen_magic.serialization.content_digest import DigestFile
+from hydrogen_magic.serialization.instances import ATOMS
 from hydrogen_magic.serialization.memory_layout import bytes_of
-from hydrogen_magic.serialization.reducers import ATOMS
 
 _OF_POSITION = ("__firstlineno__", "__static_attributes__")
 """Attributes of a class that depend on its place in the cell, or on the hash seed."""

@@ -25,13 +25,28 @@ from hydrogen_magic.capture.registrations import registrations_of
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.core.library_types import derives_from, loaded
 from hydrogen_magic.node.dataset_handle import DatasetHandle
+from hydrogen_magic.serialization.bindings import UNBOUND, Binding
+from hydrogen_magic.serialization.class_statements import (
+    BASES,
+    METACLASS,
+    restore_class_by_statement,
+    restore_later_state,
+)
+from hydrogen_magic.serialization.classes import Registrations, restore_class
 from hydrogen_magic.serialization.code_names import code_objects, global_names, imported_names
 from hydrogen_magic.serialization.identity import (
     ObjectIdentity,
     is_array,
     numbered,
 )
-from hydrogen_magic.serialization.importable import exported_as, is_main
+from hydrogen_magic.serialization.importable import (
+    exported_as,
+    find,
+    is_main,
+    resolve,
+    restore_module_object,
+    restore_sentinel,
+)
 from hydrogen_magic.serialization.instances import Reduced, attributes_alone, reduce_instance
 from hydrogen_magic.serialization.library_objects.jax_arrays import (
     is_jax_array,
@@ -50,20 +65,6 @@ from hydrogen_magic.serialization.library_objects.tensor_hooks import reduce_ten
 from hydrogen_magic.serialization.memory_layout import MemoryLayout, extent_of
 from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse
-from hydrogen_magic.serialization.reducers import (
-    BASES,
-    METACLASS,
-    UNBOUND,
-    Binding,
-    Registrations,
-    find,
-    resolve,
-    restore_class,
-    restore_class_by_statement,
-    restore_later_state,
-    restore_module_object,
-    restore_sentinel,
-)
 
 _SPARSE = 2
 """Memory this many times as large as the part in use is not sent whole."""

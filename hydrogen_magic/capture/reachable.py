@@ -11,8 +11,7 @@ from typing import Any
 
 from hydrogen_magic.serialization.code_names import GlobalRead, assigned_names, global_reads
 from hydrogen_magic.serialization.importable import is_main, own_globals
-from hydrogen_magic.serialization.instances import find_on_type
-from hydrogen_magic.serialization.reducers import own_attributes
+from hydrogen_magic.serialization.instances import find_on_type, own_attributes
 
 _MAX_OBJECTS = 5000
 """A longer search would be slower than pickling, which finds the rest."""

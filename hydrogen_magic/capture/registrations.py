@@ -9,7 +9,7 @@ import sys
 import types
 from typing import Any
 
-from hydrogen_magic.serialization.reducers import Registration, Registrations
+from hydrogen_magic.serialization.classes import Registration, Registrations
 
 
 def registrations_of(cls: type) -> Registrations:

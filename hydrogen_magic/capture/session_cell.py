@@ -22,7 +22,7 @@ from hydrogen_magic.capture.versions import VersionReader
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals
 from hydrogen_magic.serialization.importable import is_main
-from hydrogen_magic.serialization.reducers import ATOMS
+from hydrogen_magic.serialization.instances import ATOMS
 
 _MAX_BYTES = 4 << 20
 """A larger value that a cell perhaps uses is read only if it may be another object: a list of this size takes

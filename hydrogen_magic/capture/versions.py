@@ -10,12 +10,13 @@ from hydrogen_magic.capture.imports import Imports
 from hydrogen_magic.capture.lines import cell_labels
 from hydrogen_magic.capture.ownership import SessionNames, Version
 from hydrogen_magic.capture.required_names import RequiredNames
+from hydrogen_magic.serialization.bindings import take_writers
 from hydrogen_magic.serialization.code_names import CODE
 from hydrogen_magic.serialization.content_digest import DigestFile
 from hydrogen_magic.serialization.identity import ObjectIdentity, Originals, is_kind
+from hydrogen_magic.serialization.importable import resolve
 from hydrogen_magic.serialization.memory_layout import overlap, ranges_of
 from hydrogen_magic.serialization.object_paths import Path, paths_to
-from hydrogen_magic.serialization.reducers import resolve, take_writers
 
 _NOT_PICKLABLE = ""
 """Digest of a value that cannot be sent: its contents are unknown."""

@@ -7,8 +7,8 @@ from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 from hydrogen_magic.driver.state.gang_results import RankResults
+from hydrogen_magic.serialization.bindings import take_writers
 from hydrogen_magic.serialization.identity import Originals
-from hydrogen_magic.serialization.reducers import take_writers
 from hydrogen_magic.serialization.stale_references import parts_of, stale_references
 
 

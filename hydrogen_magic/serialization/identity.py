@@ -27,9 +27,8 @@ from collections.abc import Callable, Iterator, Mapping, MutableMapping
 from contextlib import ExitStack, contextmanager
 from typing import Any
 
-from hydrogen_magic.serialization.instances import set_state
+from hydrogen_magic.serialization.instances import own_attributes, restore_object, set_state
 from hydrogen_magic.serialization.library_objects.numpy_arrays import is_array_class, plain_array
-from hydrogen_magic.serialization.reducers import own_attributes, restore_object
 
 _KINDS = (
     ("torch.nn", "Module"),

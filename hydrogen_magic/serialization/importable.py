@@ -2,14 +2,30 @@
 
 from __future__ import annotations
 
+import importlib
 import pickle
 import sys
 import types
 from typing import Any
 
-from hydrogen_magic.serialization import reducers
 from hydrogen_magic.serialization.code_names import global_names
-from hydrogen_magic.serialization.reducers import find
+from hydrogen_magic.serialization.instances import find_on_type, own_attributes, restore_object
+
+
+def resolve(module: str, qualname: str) -> Any:
+    """Return the object of that name in this process."""
+    obj: Any = sys.modules["__main__"] if module == "__main__" else importlib.import_module(module)
+    for part in qualname.split("."):
+        obj = getattr(obj, part)
+    return obj
+
+
+def find(module: str, qualname: str) -> Any:
+    """Return the object of that name in this process, None if there is none."""
+    try:
+        return resolve(module, qualname)
+    except (ImportError, AttributeError):
+        return None
 
 
 def is_main(obj: Any) -> bool:
@@ -83,7 +99,26 @@ def generated_imports(func: types.FunctionType) -> dict[str, Any]:
     names = (name for name in global_names(func.__code__) if not name.isidentifier())
     found = {name: func.__globals__.get(name) for name in names}
     modules = {name: one for name, one in found.items() if type(one) is types.ModuleType}
-    return {name: reducers.ImportedOnUse(one.__name__) for name, one in modules.items()}
+    return {name: ImportedOnUse(one.__name__) for name, one in modules.items()}
+
+
+class ImportedOnUse:
+    """Stands for a module by which generated code explains why an assertion fails.
+
+    Where there is no such module, its functions return empty texts.
+    """
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return ImportedOnUse, (self._name,)
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return getattr(importlib.import_module(self._name), name)
+        except ModuleNotFoundError:
+            return lambda *args: ""
 
 
 def is_of_class_method(func: types.FunctionType) -> bool:
@@ -102,3 +137,38 @@ def is_importable(obj: Any, name: str) -> bool:
     except pickle.PicklingError:  # Python 3.14: another object has the name
         return False
     return module != "__main__" and find(module, name) is obj
+
+
+def stands_for_a_function(obj: Any) -> bool:
+    """Whether a library has wrapped a function of the notebook: the wrapper may be pickled by its name."""
+    attributes = own_attributes(obj)
+    if type(attributes) is not dict or attributes.get("__module__") != "__main__":
+        return False
+    return isinstance(find_on_type(type(obj), "__reduce__"), types.FunctionType)
+
+
+def restore_sentinel(module: str, name: str, kind: type) -> Any:
+    """Return the object of that name and class in this process; a new one if its module has another here."""
+    found = _loaded(module, name)
+    return found if type(found) is kind else restore_object(kind)
+
+
+def restore_module_object(module: str, name: str, kind: type) -> Any:
+    """Return the object that a module has; an empty one, which it gets, if it has none of that class.
+
+    A function of the module may have made it since the import.
+    """
+    found = _loaded(module, name)
+    if type(found) is kind:
+        return found
+    made = restore_object(kind)
+    if module in sys.modules:
+        setattr(sys.modules[module], name, made)
+    return made
+
+
+def _loaded(module: str, name: str) -> Any:
+    try:
+        return resolve(module, name)
+    except Exception:  # a module's code may raise anything: an import in the cell raises it again
+        return None

@@ -17,12 +17,13 @@ import weakref
 from collections.abc import Sequence
 from typing import Any
 
-from hydrogen_magic.serialization.reducers import own_attributes, restore_by_library, restore_object
-
 _HOOKS = ("__reduce__", "__reduce_ex__", "__setstate__", "__getnewargs__", "__getnewargs_ex__")
 _HEAP_TYPE = 1 << 9
 """Of ``type.__flags__``: a ``class`` statement makes it, or a C library on import."""
 _POINTER_BYTES = struct.calcsize("P")
+
+ATOMS = (bool, bytes, complex, float, int, str, type(None))
+"""Types whose values have neither parts nor an identity that matters."""
 
 
 class Reduced:
@@ -33,6 +34,15 @@ class Reduced:
 
     def __reduce__(self) -> tuple[Any, ...]:
         return self.how
+
+
+def itself(obj: Any) -> Any:
+    """Return ``obj``, which stands for an object around it."""
+    return obj
+
+
+def restore_same(obj: Any) -> Any:
+    return obj
 
 
 class _Probe:
@@ -48,6 +58,18 @@ _UNSHARED = _references(_Probe())
 _kinds: weakref.WeakKeyDictionary[type, tuple[bool, bool]] = weakref.WeakKeyDictionary()
 """By class: whether its instances are reduced by default, and whether its code would change them: it may
 answer any attribute, or set the items of a list or dict."""
+
+
+def own_attributes(obj: Any) -> dict[str, Any]:
+    """Return the attribute dictionary itself, empty if there is none.
+
+    The object's own access to attributes is not used: a proxy may load something.
+    """
+    try:
+        found: dict[str, Any] = object.__getattribute__(obj, "__dict__")
+    except AttributeError:  # it has slots, or is an array
+        return {}
+    return found
 
 
 def find_on_type(kind: type, name: str) -> Any:
@@ -87,6 +109,17 @@ def reduce_by_value(obj: Any, is_shared: bool = False) -> Any:
     items = list.__iter__(obj) if issubclass(kind, list) else None
     pairs = iter(dict.items(obj)) if issubclass(kind, dict) else None
     return restore_object, (kind,), state, items, pairs, restore_attributes
+
+
+def restore_object(cls: type, *args: Any) -> Any:
+    """Make an object without its state; its class may differ from that of the writer's object."""
+    try:
+        return cls.__new__(cls, *args)
+    except TypeError:
+        if args:
+            raise
+        # A __new__ with arguments that only the writer had, as that of jax.custom_vjp.
+        return next(base for base in (dict, list, object) if issubclass(cls, base)).__new__(cls)
 
 
 def restore_contents(obj: Any, state: tuple[Any, tuple[Any, dict[str, Any], bool]]) -> None:
@@ -172,6 +205,14 @@ def reduce_by_library(obj: Any) -> Any:
     own = _state(obj, False, [one for one in kind.__mro__ if one.__module__ == "__main__"])
     made = restore_by_library, (make is kind, library, kind, *args)
     return (*made, (state, *contents, own), None, None, restore_state_of_library)
+
+
+def restore_by_library(is_called: bool, library: Any, cls: type, *args: Any) -> Any:
+    """Make an instance of ``cls`` by its base class. ``is_called``: pickle would call the class itself."""
+    obj = library.__new__(cls, *args)
+    if is_called and library.__init__ is not object.__init__:
+        library.__init__(obj, *args)
+    return obj
 
 
 def restore_state_of_library(obj: Any, state: tuple[Any, list[Any], list[Any], Any]) -> None:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterable, Iterator
 from itertools import islice
 from typing import Any
 
-from hydrogen_magic.serialization.reducers import own_attributes
+from hydrogen_magic.serialization.instances import own_attributes
 
 Path = tuple[str, ...]
 _MAX_OBJECTS = 200_000

@@ -23,7 +23,6 @@ import importlib
 import pickle
 import sys
 import types
-import typing
 from collections.abc import Callable, Iterable
 from contextlib import suppress
 from typing import Any
@@ -31,7 +30,9 @@ from typing import Any
 import cloudpickle
 
 from hydrogen_magic.core.lazy_annotations import annotations_of
-from hydrogen_magic.serialization import library_objects, reducers
+from hydrogen_magic.serialization import classes, functions, library_objects
+from hydrogen_magic.serialization.bindings import UNBOUND, Binding, restore_global
+from hydrogen_magic.serialization.classes import Registrations
 from hydrogen_magic.serialization.importable import (
     exported_as,
     generated_imports,
@@ -40,6 +41,8 @@ from hydrogen_magic.serialization.importable import (
     is_main,
     is_of_class_method,
     module_of,
+    resolve,
+    stands_for_a_function,
 )
 from hydrogen_magic.serialization.instances import (
     find_on_type,
@@ -47,6 +50,7 @@ from hydrogen_magic.serialization.instances import (
     reduce_by_library,
     reduce_by_value,
     reduce_instance,
+    restore_same,
 )
 from hydrogen_magic.serialization.library_objects import (
     numpy_arrays,
@@ -56,31 +60,9 @@ from hydrogen_magic.serialization.library_objects import (
     weak_references,
 )
 from hydrogen_magic.serialization.memory_layout import Memory, MemoryLayout
-from hydrogen_magic.serialization.reducers import (
-    UNBOUND,
-    Binding,
-    Registrations,
-    own_attributes,
-    resolve,
-)
 
 _UNKNOWN: Any = object()
 """Stands for the handler of a class that was not met before."""
-
-_SET_BY_ENUM = {"_name_", "_value_", "_sort_order_", "__objclass__"}
-"""Attributes that ``enum`` itself gives each member."""
-
-_SET_BY_TYPE = {
-    "__module__",
-    "__slots__",
-    "__dict__",
-    "__weakref__",
-    "__firstlineno__",
-    "__static_attributes__",
-    "__annotate_func__",
-    "__annotations_cache__",
-}
-"""Attributes that Python itself gives each class, or that it must be made with."""
 
 
 class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
@@ -119,7 +101,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         self.handlers: dict[type, Callable[[Any], Any] | None] = {
             types.CellType: self._reduce_cell,
             types.CodeType: self._reduce_code,
-            Memory: lambda memory: (reducers.restore_same, (memory.buffer(),)),
+            Memory: lambda memory: (restore_same, (memory.buffer(),)),
             standard_library.CachedFunction: self._reduce_cached_function,
             **dict.fromkeys(standard_library.PICKLED_BY_NAME, self._reduce_named),
             pandas_frames.SharedRefs: self._reduce_shared_refs,
@@ -223,7 +205,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if issubclass(kind, types.ModuleType):
             return self._reduce_module(obj)
         if not issubclass(kind, (type, types.FunctionType)):
-            if _stands_for_a_function(obj):
+            if stands_for_a_function(obj):
                 return self._reduce_named(obj)
             return reduce_instance(obj, self.tracks_sharing)
         self._import_module_of(obj)
@@ -258,12 +240,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         if module is None:
             # cloudpickle gives each function variables of its own.
             make, args, (attributes, slots), _, _, set_state = super()._dynamic_function_reduce(
-                _with_readable_annotations(func)
+                functions.with_readable_annotations(func)
             )
             slots = {**slots, "__closure__": None}
             copied = set_state, (attributes, slots), self._cell_contents(func)
             args = *args[:-1], func.__closure__
-            return make, args, copied, None, None, reducers.restore_copied_function
+            return make, args, copied, None, None, functions.restore_copied_function
         args = (func.__code__, module, func.__closure__, self.binding(func, func.__qualname__))
         state = {
             "attributes": dict(func.__dict__),
@@ -271,7 +253,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
             "cells": self._cell_contents(func),
             "globals": self.globals_for(func) if home == "__main__" else generated_imports(func),
         }
-        return reducers.restore_function, args, state, None, None, reducers.restore_function_state
+        return functions.restore_function, args, state, None, None, functions.restore_function_state
 
     def _function_slots(self, func: types.FunctionType) -> dict[str, Any]:
         names = ["__name__", "__qualname__", "__module__", "__doc__"]
@@ -313,15 +295,15 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         kind, binding = type(obj), self.binding(obj, name)
         if kind not in standard_library.PICKLED_BY_NAME:
             _, _, *parts = reduce_by_value(obj)
-            return reducers.restore_global, (kind, binding, (), None), *parts
-        return reducers.restore_global, (kind, binding, *standard_library.arguments_of(obj))
+            return restore_global, (kind, binding, (), None), *parts
+        return restore_global, (kind, binding, *standard_library.arguments_of(obj))
 
     # ── functions' variables ─────────────────────────────────────────────────────────────────────
 
     def _cell_contents(self, func: types.FunctionType) -> list[tuple[types.CellType, Any]]:
         contents = []
         for cell in func.__closure__ or ():
-            if id(cell) not in self._filled_cells and not _is_empty(cell):
+            if id(cell) not in self._filled_cells and not functions.is_empty(cell):
                 self._filled_cells.add(id(cell))
                 contents.append((cell, cell.cell_contents))
         return contents
@@ -329,44 +311,44 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _reduce_cell(self, cell: types.CellType) -> Any:
         # Cells of a function are created empty and filled with the function's state, since their
         # contents may refer to the function.
-        return (reducers.restore_cell, ()) if id(cell) in self._bare_cells else NotImplemented
+        return (functions.restore_cell, ()) if id(cell) in self._bare_cells else NotImplemented
 
     def _reduce_code(self, code: types.CodeType) -> Any:
         # Since 3.1.3 cloudpickle replaces the name of the file, by which tracebacks find their lines.
         _, args = self.dispatch_table[types.CodeType](code)
-        return reducers.restore_code, (args, code.co_filename)
+        return functions.restore_code, (args, code.co_filename)
 
     # ── classes and modules ──────────────────────────────────────────────────────────────────────
 
     def _reduce_class(self, cls: type, reduced: Any) -> Any:
         if (place := exported_as(cls)) is not None:
-            return reducers.resolve, place
+            return resolve, place
         make, args, state, _, _, set_state = reduced
         *head, tracker, extra = args
-        if len(head) == reducers.SKELETON_CLASS_ARGS:
-            head[3].update(_layout_of(cls))
+        if len(head) == classes.SKELETON_CLASS_ARGS:
+            head[3].update(classes.layout_of(cls))
         elif issubclass(cls, enum.Enum):
             # cloudpickle makes aliases plain attributes.
             head[3] = {name: member.value for name, member in cls.__members__.items()}
             for name in head[3]:
                 state[0].pop(name, None)
             track = cloudpickle.cloudpickle._lookup_class_or_track
-            make, head = reducers.make_enum, [track, type(cls), *head]
-        state = _own_attributes(cls, state[0]), state[1]
+            make, head = classes.make_enum, [track, type(cls), *head]
+        state = classes.attributes_of(cls, state[0]), state[1]
         if self.tracks_classes:
-            reducers.complete_classes.add(cls)
+            classes.complete_classes.add(cls)
         tracker = tracker if self.tracks_classes else None
         binding, registrations = self.binding(cls, cls.__qualname__), self.registrations(cls)
         new_args = (make, (*head, tracker, extra), binding, registrations.know_fields)
-        others = self.companions(cls), _member_attributes(cls), registrations.calls
+        others = self.companions(cls), classes.member_attributes(cls), registrations.calls
         new_state = (set_state, state, *others)
         return (
-            reducers.restore_class,
+            classes.restore_class,
             new_args,
             new_state,
             None,
             None,
-            reducers.restore_class_state,
+            classes.restore_class_state,
         )
 
     def _reduce_module(self, module: types.ModuleType) -> Any:
@@ -375,12 +357,12 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         attributes = object.__getattribute__(module, "__dict__")
         self._modules[id(attributes)] = module
         state = {name: value for name, value in attributes.items() if name != "__builtins__"}
-        make = reducers.restore_module, (str(attributes.get("__name__")),)
-        return (*make, state, None, None, reducers.restore_module_state)
+        make = functions.restore_module, (str(attributes.get("__name__")),)
+        return (*make, state, None, None, functions.restore_module_state)
 
     def _reduce_shared_refs(self, shared: pandas_frames.SharedRefs) -> Any:
         refs = shared.refs if self.tracks_sharing else None
-        return reducers.restore_same, (refs,)  # one object for all frames that share it
+        return restore_same, (refs,)  # one object for all frames that share it
 
     # ── arrays and tensors ───────────────────────────────────────────────────────────────────────
 
@@ -435,7 +417,7 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
     def _reduce_storage(self, storage: Any) -> Any:
         one = self._storages.setdefault(storage._cdata, storage)
         if one is not storage:
-            return reducers.restore_same, (one,)
+            return restore_same, (one,)
         device = storage.device.type
         if device not in ("cpu", "cuda"):
             return NotImplemented
@@ -450,88 +432,3 @@ class Pickler(cloudpickle.Pickler):  # type: ignore[misc]
         address = storage.data_ptr()
         memory = self.layout.add(address, address + nbytes, storage)
         return memory, address - memory.origin, nbytes
-
-
-# ── functions and classes ────────────────────────────────────────────────────────────────────────
-
-
-def _is_empty(cell: types.CellType) -> bool:
-    try:
-        cell.cell_contents  # noqa: B018  # asking is the only way to know
-    except ValueError:
-        return True
-    return False
-
-
-def _with_readable_annotations(func: types.FunctionType) -> types.FunctionType:
-    """Return ``func``, or a copy of it if its annotations cannot be evaluated."""
-    try:
-        func.__annotations__  # noqa: B018  # cloudpickle reads them
-    except Exception:  # they may be any expressions
-        args = func.__code__, func.__globals__, func.__name__, func.__defaults__, func.__closure__
-        copied = types.FunctionType(*args)
-        for name in ("__kwdefaults__", "__qualname__", "__module__", "__doc__", "__dict__"):
-            setattr(copied, name, getattr(func, name))
-        copied.__annotations__ = annotations_of(func)
-        return copied
-    return func
-
-
-def _layout_of(cls: type) -> dict[str, Any]:
-    """Return what a class must be made with, since it cannot be set later."""
-    slots = vars(cls).get("__slots__", UNBOUND)
-    if typing.NamedTuple in vars(cls).get("__orig_bases__", ()):  # which sets them itself
-        slots = UNBOUND
-    found = (
-        {}
-        if slots is UNBOUND
-        else {"__slots__": [slots] if isinstance(slots, str) else list(slots)}
-    )
-    return {**found, "__qualname__": cls.__qualname__} if "." in cls.__qualname__ else found
-
-
-def _own_attributes(cls: type, found: dict[str, Any]) -> dict[str, Any]:
-    """Return the attributes of a class in their order, with those that cloudpickle leaves out.
-
-    It sorts them, and drops what is the very object that a base has, as in ``class B(A): count = 0`` where
-    ``A`` has ``count = 0``, too. ``A.count = 1`` would then change ``B`` on a rank.
-    """
-    attributes = {name: (name, value) for name, value in found.items()}
-    # An enum makes its special methods when it is made.
-    left_out = set(filter(_is_special, vars(cls))) if issubclass(cls, enum.Enum) else _SET_BY_TYPE
-    for name, value in vars(cls).items():
-        if name not in found and name not in left_out and _is_of_a_base(cls, name, value):
-            # A copy of the name, as cloudpickle makes: streams must not depend on what Python interns.
-            attributes[name] = "".join(name), value
-    own = dict(attributes[name] for name in vars(cls) if name in attributes)
-    if sys.version_info >= (3, 14):  # cloudpickle sends them only if they have been read
-        own.pop("__annotations_cache__", None)
-        own |= {"__annotations__": found} if (found := annotations_of(cls)) else {}
-    return own
-
-
-def _is_special(name: str) -> bool:
-    return name.startswith("__")
-
-
-def _is_of_a_base(cls: type, name: str, value: Any) -> bool:
-    return any(vars(base).get(name, UNBOUND) is value for base in cls.__bases__)
-
-
-def _member_attributes(cls: type) -> dict[str, dict[str, Any]]:
-    """Return what the code of an enum has set on its members, which are made before that code is there."""
-    if not issubclass(cls, enum.Enum):
-        return {}
-    own = {
-        name: {key: value for key, value in vars(member).items() if key not in _SET_BY_ENUM}
-        for name, member in cls.__members__.items()
-    }
-    return {name: attributes for name, attributes in own.items() if attributes}
-
-
-def _stands_for_a_function(obj: Any) -> bool:
-    """Whether a library has wrapped a function of the notebook: the wrapper may be pickled by its name."""
-    attributes = own_attributes(obj)
-    if type(attributes) is not dict or attributes.get("__module__") != "__main__":
-        return False
-    return isinstance(find_on_type(type(obj), "__reduce__"), types.FunctionType)

@@ -34,9 +34,9 @@ from hydrogen_magic.notebook import outliving
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.serialization import payload, result_stream
 from hydrogen_magic.serialization.closure import ClosureManifest
+from hydrogen_magic.serialization.importable import resolve
 from hydrogen_magic.serialization.payload import Payload
 from hydrogen_magic.serialization.pickler import Pickler
-from hydrogen_magic.serialization.reducers import resolve
 from hydrogen_magic.serialization.result_stream import CELL_VALUE, UnopenedPart
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 

@@ -33,11 +33,11 @@ from hydrogen_magic.node.worker.interactive import ipython_shell
 from hydrogen_magic.node.worker.observe.dataloader import note_sent
 from hydrogen_magic.node.worker.results.result_pickler import ResultPickler
 from hydrogen_magic.node.worker.session.session_names import RankNames
+from hydrogen_magic.serialization.bindings import take_writers
 from hydrogen_magic.serialization.closure import ClosureManifest, ModuleSource, Setting, unbundle
 from hydrogen_magic.serialization.code_names import names_bound_by
 from hydrogen_magic.serialization.identity import RankObjects, updating
 from hydrogen_magic.serialization.payload import Payload
-from hydrogen_magic.serialization.reducers import take_writers
 
 _NOT_IN_MAIN = re.compile(
     r"Can't get attribute '([\w.]+)' on <module '__main__'|module '__main__' has no attribute '(\w+)'"

@@ -17,12 +17,12 @@ from collections.abc import Callable
 from typing import Any
 
 from hydrogen_magic.node.worker import module_importer
+from hydrogen_magic.serialization.bindings import UNBOUND, Binding
 from hydrogen_magic.serialization.closure import ClosureManifest
 from hydrogen_magic.serialization.code_names import global_names
 from hydrogen_magic.serialization.importable import is_main
 from hydrogen_magic.serialization.instances import Reduced
 from hydrogen_magic.serialization.pickler import Pickler
-from hydrogen_magic.serialization.reducers import UNBOUND, Binding
 
 _get_preparation_data: Callable[..., dict[str, Any]] = multiprocessing.spawn.get_preparation_data
 

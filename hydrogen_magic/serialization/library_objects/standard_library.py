@@ -12,9 +12,13 @@ import typing
 from collections.abc import Set
 from typing import Any
 
-from hydrogen_magic.serialization.instances import Reduced, find_on_type, is_reduced_as
+from hydrogen_magic.serialization.instances import (
+    Reduced,
+    find_on_type,
+    is_reduced_as,
+    restore_object,
+)
 from hydrogen_magic.serialization.library_objects.handlers import Handler, Handlers
-from hydrogen_magic.serialization.reducers import restore_object
 
 _CONSTANTS: tuple[tuple[Any, tuple[str, ...]], ...] = (
     (sys, ("version_info", "flags", "float_info", "int_info", "hash_info", "thread_info")),

@@ -8,10 +8,14 @@ import sys
 import weakref
 from typing import Any
 
-from hydrogen_magic.serialization.instances import Reduced, is_reduced_as, restore_attributes
+from hydrogen_magic.serialization.instances import (
+    Reduced,
+    is_reduced_as,
+    restore_attributes,
+    restore_object,
+)
 from hydrogen_magic.serialization.library_objects.handlers import Handlers
 from hydrogen_magic.serialization.pickling_errors import RefusedError
-from hydrogen_magic.serialization.reducers import restore_object
 
 
 def _reduce_loader(loader: Any) -> Any:

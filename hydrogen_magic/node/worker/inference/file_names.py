@@ -10,7 +10,7 @@ from itertools import islice
 from pathlib import PurePath
 from typing import Any
 
-from hydrogen_magic.serialization.reducers import own_attributes
+from hydrogen_magic.serialization.instances import own_attributes
 
 _QUOTED = re.compile(r"""(["'])(.+?)\1""")
 _MOST_VALUES = 10_000

@@ -25,12 +25,13 @@ from hydrogen_magic.node.worker.results.rank_parts import (
     is_flattened,
     part_of,
 )
+from hydrogen_magic.serialization.bindings import Binding
 from hydrogen_magic.serialization.identity import numbered
-from hydrogen_magic.serialization.importable import is_main
+from hydrogen_magic.serialization.importable import find, is_main, resolve
+from hydrogen_magic.serialization.instances import itself, restore_object
 from hydrogen_magic.serialization.library_objects.jax_arrays import reduce_stand_in
 from hydrogen_magic.serialization.pickler import Pickler
 from hydrogen_magic.serialization.pickling_errors import RefusedError, refuse
-from hydrogen_magic.serialization.reducers import Binding, find, itself, resolve, restore_object
 from hydrogen_magic.serialization.result_stream import CELL_VALUE
 from hydrogen_magic.serialization.tolerant_unpickling import MissingObject
 

@@ -16,9 +16,9 @@ from typing import Any
 
 from hydrogen_magic.core.library_types import loaded
 from hydrogen_magic.node.worker.interactive.ipython_shell import bound_by_ipython
-from hydrogen_magic.serialization import reducers
 from hydrogen_magic.serialization.content_digest import DigestFile
 from hydrogen_magic.serialization.identity import ObjectIdentity
+from hydrogen_magic.serialization.instances import restore_same
 from hydrogen_magic.serialization.library_objects.tensor_hooks import with_hooks
 from hydrogen_magic.serialization.memory_layout import bytes_of
 from hydrogen_magic.serialization.pickler import Pickler
@@ -152,10 +152,10 @@ class _ContentPickler(Pickler):
                 self.handlers[kind] = _reduce_tensor
 
     def reducer_override(self, obj: Any) -> Any:
-        if obj is reducers.restore_same:
+        if obj is restore_same:
             return NotImplemented
         if isinstance(obj, _BY_IDENTITY):
-            return reducers.restore_same, (id(obj),)
+            return restore_same, (id(obj),)
         return super().reducer_override(obj)
 
     def _reduce_storage(self, storage: Any) -> Any:

@@ -16,11 +16,11 @@ from hydrogen_magic.node.worker.session.held_names import describe, gpu_memory_b
 from hydrogen_magic.node.worker.session.name_watch import NameChanges, NameWatch
 from hydrogen_magic.node.worker.session.session_loop import SessionLoop
 from hydrogen_magic.node.worker.settings import NotebookSettings
+from hydrogen_magic.serialization.bindings import take_writers
 from hydrogen_magic.serialization.closure import ClosureManifest, SessionSends
 from hydrogen_magic.serialization.identity import RankObjects, updating
 from hydrogen_magic.serialization.library_objects.weak_references import take_referents
 from hydrogen_magic.serialization.object_paths import objects_at
-from hydrogen_magic.serialization.reducers import take_writers
 from hydrogen_magic.serialization.stale_references import near, parts_of, stale_references
 
 
