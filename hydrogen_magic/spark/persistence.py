@@ -82,11 +82,24 @@ class Reader(MLReader):  # type: ignore[misc]
             raise HydrogenError(
                 f"{path} has parts of two instances, since a save was interrupted: save it again"
             )
-        objects = pickle.loads(b"".join(bytes(row["data"]) for row in parts.toLocalIterator()))
+        data = b"".join(bytes(row["data"]) for row in parts.toLocalIterator())
+        objects = unpickled(data, path)
         instance = self._kind._restored(objects["attributes"])
         instance._resetUid(metadata["uid"])
         DefaultParamsReader.getAndSetParams(instance, metadata)
         return instance._set(**objects["params"])
+
+
+def unpickled(data: bytes, path: str) -> Any:
+    """Return the objects of ``path``. Raises HydrogenError if they need another version of this package."""
+    try:
+        return pickle.loads(data)
+    except (AttributeError, ImportError) as error:
+        if __package__.partition(".")[0] not in str(error):
+            raise
+        raise HydrogenError(
+            f"{path} was saved with another version of hydrogen_magic, which is needed to load it: {error}"
+        ) from error
 
 
 def _is_json(value: Any) -> bool:

@@ -17,12 +17,13 @@ from IPython.core.events import EventManager, available_events
 import hydrogen_magic as hm
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
-from hydrogen_magic.errors import GangStoppedError, InferError, PlacementError
+from hydrogen_magic.errors import GangStoppedError, HydrogenError, InferError, PlacementError
 from hydrogen_magic.node.dataset_handle import DatasetHandle
 from hydrogen_magic.node.prediction.ddl import parse_schema
 from hydrogen_magic.node.prediction.torch_model import FeatureColumns, ModelPredict
 from hydrogen_magic.spark import TorchEstimator, rows
 from hydrogen_magic.spark import estimator as estimator_of_spark
+from hydrogen_magic.spark.persistence import unpickled
 from hydrogen_magic.spark.rows import RowSpec, SharedRows, TrainingRows
 from hydrogen_magic.spark.trainings import Trainings
 
@@ -410,3 +411,11 @@ def test_rows_of_trainings_that_never_begin_are_deleted(written: list[str]) -> N
     del shared
     gc.collect()
     assert written == []
+
+
+def test_a_model_of_another_version_says_so() -> None:
+    for name in ("hydrogen_magic.gone", "hydrogen_magic.errors"):
+        with pytest.raises(HydrogenError, match=r"^/saved was .* another version"):
+            unpickled(f"c{name}\nrestore\n.".encode(), "/saved")
+    with pytest.raises(ImportError):
+        unpickled(b"cmine\nNet\n.", "/saved")
