@@ -145,7 +145,8 @@ def meet_as_in_tutorials(port: int, *, by_url: bool) -> float:
         place["init_method"] = f"tcp://localhost:{port}"
     else:
         os.environ.update(MASTER_ADDR="localhost", MASTER_PORT=str(port))
-    for _ in range(1 if by_url else 2):
+    for attempt in range(1 if by_url else 2):
+        time.sleep(attempt * hm.rank())  # until rank 0 has closed its first store at the port
         dist.init_process_group("gloo", **place)
         dist.all_reduce(total)
         dist.destroy_process_group()
@@ -293,6 +294,7 @@ def join_apart(file: str) -> int:
     if rank >= 0:
         time.sleep(3 * rank)
         dist.init_process_group("gloo", f"file://{file}", rank=rank, world_size=2)
+        dist.barrier()  # else one may end, and close its connections, while the other one connects
     return rank
 
 
