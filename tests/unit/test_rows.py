@@ -72,6 +72,16 @@ def test_progress_tells_where_nobody_counts_steps() -> None:
     assert set(stragglers(running(3, *bars), 10.0)) == {2}
 
 
+def test_a_rank_in_the_second_bar_of_an_epoch_is_not_behind() -> None:
+    epochs = [event for rank in range(3) for event in bar(0, 3, rank=rank)]
+    inner = [
+        event for rank, n in enumerate((60, 58, 57)) for event in bar(n, 60, rank=rank, number=1)
+    ]
+    second = bar(2, 60, rank=0, number=2)
+    closed = ev.Progress(10.0, 0, 1, "train", 60, 60, "it", True)
+    assert set(stragglers(running(3, *epochs, *inner, closed, *second), 10.0)) == set()
+
+
 def test_the_rank_that_others_wait_for_in_a_collective() -> None:
     state = running(3, *steps(100, 100, 100), wait(0, 5.0), wait(2, 5.2))
     assert set(stragglers(state, 5.5)) == set(), "keeping step takes no longer"

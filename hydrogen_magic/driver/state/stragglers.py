@@ -44,8 +44,13 @@ def stragglers(state: GangState, now_s: float) -> Mapping[int, str]:
     if len(steps) > len(running) / 2:
         done = {rank.rank: float(rank.steps) for rank in running}
         return _behind(done, _STEPS_BEHIND, "{:.0f} steps, median {:.0f}")
+    words = "{:.0f} % done, median {:.0f} %"
     parts = {rank.rank: 100 * part for rank in running if (part := progress(rank)) is not None}
-    return _behind(parts, _PROGRESS_BEHIND, "{:.0f} % done, median {:.0f} %")
+    # A second bar in an epoch begins at 0 again: its rank is ahead of those in the first one.
+    epochs = {rank: 100 * part for rank, part in _outermost(running).items() if rank in parts}
+    late_by_epochs = _behind(epochs, _PROGRESS_BEHIND, words)
+    behind = _behind(parts, _PROGRESS_BEHIND, words)
+    return {rank: reason for rank, reason in behind.items() if rank in late_by_epochs}
 
 
 def is_waiting(rank: RankState, now_s: float) -> bool:
@@ -66,6 +71,16 @@ def progress(rank: RankState) -> float | None:
     for bar in reversed(bars):
         done = min(1.0, max(0.0, (bar.n + done) / (bar.total or 1.0)))
     return done if bars else None
+
+
+def _outermost(ranks: Sequence[RankState]) -> dict[int, float]:
+    """Return the finished part of each rank's outermost bar, or of its last one if none is open."""
+    found = {
+        rank.rank: _telling(rank.bars.values())
+        or [bar for bar in rank.bars.values() if _tells(bar)][-1:]
+        for rank in ranks
+    }
+    return {rank: bars[0].n / (bars[0].total or 1.0) for rank, bars in found.items() if bars}
 
 
 def remaining_s(rank: RankState, now_s: float) -> float | None:
