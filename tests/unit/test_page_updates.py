@@ -352,6 +352,11 @@ def test_the_timelines_of_several_pages_go_on() -> None:
     assert told() == {*range(16), *range(80, 96)}
 
 
+def test_of_many_ranks_in_step_none_is_slow() -> None:
+    rig = Rig(*running(64), *(ev.Steps(1.0, rank, 100) for rank in range(64)))
+    assert rig.page.ranks[0]["why"] == ""
+
+
 def test_of_many_ranks_that_were_stopped_some_have_rows_that_say_why() -> None:
     rig = Rig(*running(64), *(ev.Steps(1.0, r, 100 - 60 * (r == 9)) for r in range(64)))
     rows = rig.page.ranks

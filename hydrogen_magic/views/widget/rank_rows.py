@@ -132,10 +132,11 @@ def shown_ranks(
         return {rank.rank: behind.get(rank.rank, "") for rank in state.ranks}
     alive = [rank for rank in state.ranks if not rank.is_over]
     others = [rank for rank in state.ranks if rank.phase != "failed"]
-    slow = [rank.rank for rank in slowest(alive or others)[:_MOST_SLOW]]
+    compared = alive or others
+    slow = [rank.rank for rank in slowest(compared)[:_MOST_SLOW]]
     why = "among the slowest" if alive else "least progress"
-    progress = {(rank.phase, rank.steps, rank.bar and rank.bar.fraction) for rank in others}
-    if not alive and len(progress) == 1:
+    progress = {(rank.phase, rank.steps, rank.bar and rank.bar.fraction) for rank in compared}
+    if len(progress) == 1:
         why = ""
     reasons = {
         **dict.fromkeys(slow, why),
