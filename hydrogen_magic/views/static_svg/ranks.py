@@ -79,9 +79,8 @@ def _progress(rank: RankState) -> str:
     bar = rank.bar
     if bar is None:
         return ""
-    if not bar.total:
-        return name_html(f"{bar.desc} {_count(bar.n)} {bar.unit}".strip(), 48)
-    return name_html(f"{bar.desc} {number(bar.n)}/{number(bar.total)}", 48)
+    counted = f"{number(bar.n)}/{number(bar.total)}" if bar.total else f"{_count(bar.n)} {bar.unit}"
+    return f"{name_html(bar.desc, 40)} {name_html(counted, 24)}".strip()
 
 
 def _rate(rank: RankState) -> str:
