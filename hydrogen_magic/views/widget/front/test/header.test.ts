@@ -101,10 +101,15 @@ describe("the header", () => {
     expect(stage.model.sent.some((command) => command.do === "stop")).toBe(true);
     expect(stage.button("Kill now")).toBeUndefined();
     await stage.pass(2100);
+    const kill = stage.button("Kill now");
+    const stop = stage.button("Stopping…");
+    expect(kill?.nextElementSibling).toBe(stop); // which keeps its place at the right end
+    kill?.focus();
     stage.click("Kill now");
     await stage.pass(20);
     expect(stage.model.sent.some((command) => command.do === "kill")).toBe(true);
-    expect(stage.button("Kill now")).toBeUndefined();
+    expect(kill?.getAttribute("aria-disabled")).toBe("true");
+    expect(document.activeElement).toBe(kill);
   });
 
   test("keeps the focus through news and through the end", async () => {

@@ -158,8 +158,19 @@ function StopButtons({ page, gang }: Props) {
   const isGangStopping = gang.state === "stopping" && gang.stop_reason !== "failure";
   const isStopping = stopping.isAsked || isGangStopping || gang.state === "killing";
   const isKilling = stopping.isKilling || gang.state === "killing";
+  // On the left: where Stop was, a further click of an impatient user must not kill.
   return (
     <>
+      {(stopping.isKillOffered || stopping.isKilling) && page.canStop && (
+        <Button
+          kind="hm-stop hm-kill"
+          title="Kill all ranks at once; nothing more is saved"
+          isBusy={isKilling}
+          act={() => stopping.kill()}
+        >
+          Kill now
+        </Button>
+      )}
       <Button
         kind="hm-stop"
         title={page.canStop ? STOP : page.unreachable}
@@ -168,15 +179,6 @@ function StopButtons({ page, gang }: Props) {
       >
         {isKilling ? "Killing…" : isStopping ? "Stopping…" : "Stop"}
       </Button>
-      {stopping.isKillOffered && !isKilling && page.canStop && (
-        <Button
-          kind="hm-stop hm-kill"
-          title="Kill all ranks at once; nothing more is saved"
-          act={() => stopping.kill()}
-        >
-          Kill now
-        </Button>
-      )}
     </>
   );
 }
