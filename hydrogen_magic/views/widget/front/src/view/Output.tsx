@@ -95,7 +95,7 @@ const rowsFor = (n_lines: number) => Math.min(MOST_ROWS, Math.max(FEWEST_ROWS, n
 function Note({ store }: { store: Store }) {
   const { linesBefore, lines } = store;
   const all = counted(linesBefore + lines.length, "line");
-  return <>{linesBefore === 0 ? all : `last ${count(lines.length)} of ${all}`}</>;
+  return <>{linesBefore === 0 ? all : `${count(lines.length)} of ${all}`}</>;
 }
 
 /** The lines, split at multiples of a chunk's length: old chunks do not change. */
