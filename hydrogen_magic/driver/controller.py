@@ -106,7 +106,7 @@ class GangController:
         error: BaseException | None = None
         limit = self._deadline()
         if self._job.session is not None:
-            self._job.session.begin(self._stop)
+            self._job.session.begin(self._run.id, self._stop)
         if self._job.spec.timeline is not None:
             self._run.emit(ev.Recording(self._job.now_s(), True))  # the ranks start with it
         try:
@@ -134,7 +134,7 @@ class GangController:
             await self._profiling.close(is_wanted=self._settled == "SUCCEEDED")
             await self._save_results(self._settled == "SUCCEEDED")
             if self._settled == "SUCCEEDED":
-                await self._delete_checkpoints()
+                await _in_thread(self._keep_until_taken)
             self._finish(error)
 
     async def _save_results(self, has_succeeded: bool) -> None:
@@ -150,16 +150,20 @@ class GangController:
         if kept:
             self._notice("info" if has_succeeded else "warning", kept)
 
-    async def _delete_checkpoints(self) -> None:
-        """Delete the ranks' checkpoints, unless they are all that is left of what the ranks have done."""
-        if not self._job.checkpoints.is_dir():
+    def _keep_until_taken(self) -> None:
+        """Keep what replaces the results until the notebook has taken them, and delete other checkpoints."""
+        results, checkpoints = self._run.results, self._job.checkpoints
+        if results.are_complete:
+            problem = results.keep(checkpoints)
+        elif checkpoints.is_dir():
+            load = f"hydrogen_magic.checkpoint.load({str(checkpoints)!r})"
+            problem = (
+                f"not all results arrived, so the last checkpoint is kept: load it with {load}"
+            )
+        else:
             return
-        if not self._run.results.are_complete:
-            load = f"hydrogen_magic.checkpoint.load({str(self._job.checkpoints)!r})"
-            text = f"not all results arrived, so the last checkpoint is kept: load it with {load}"
-            self._notice("warning", text)
-            return
-        await _in_thread(self._job.delete_checkpoints)
+        if problem:
+            self._notice("warning", problem)
 
     def _deadline(self) -> asyncio.TimerHandle | None:
         timeout_s = self._job.spec.timeout_s

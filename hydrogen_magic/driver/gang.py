@@ -160,8 +160,9 @@ class Gang:
             self._running.profile(steps)
 
     def attend(self) -> None:
-        """Announce that the caller answers what ranks request of the user."""
+        """Announce that the caller answers what ranks request of the user, and takes the results."""
         self._run.is_attended = True
+        self.received.are_awaited = True
 
     def answer_input(self, rank: int, number: int, text: str, error: str = "") -> None:
         """Answer a request of a rank: a line, or why there is none. Does not wait."""
@@ -238,6 +239,7 @@ class Gang:
         return self._run.results
 
     def _results_at_end(self) -> GangResults:
+        self.received.are_awaited = True
         self.wait()
         self.raise_for_state()
         return self.received

@@ -71,6 +71,21 @@ def clean_up_abandoned() -> list[str]:
     return abandoned
 
 
+def untaken() -> list[run_log.Summary]:
+    """Return, once, the gangs that succeeded and whose kernel ended before it used their results."""
+    found = [
+        each
+        for each in run_log.recent()
+        if each.ended is not None
+        and not each.launched.outlives
+        and run_log.is_unseen(each.gang)
+        and run_log.is_owner_gone(each.gang, each.launched.owner)
+    ]
+    for each in found:
+        run_log.mark_seen(each.gang)
+    return found
+
+
 def end_abandoned(gang_ids: Iterable[str]) -> None:
     """End processes of these gangs, whose owners no longer run, and finish their records."""
     launched = [

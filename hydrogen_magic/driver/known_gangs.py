@@ -37,7 +37,8 @@ def gangs() -> dict[str, Gang]:
 
 
 def load_results(gang: str, rank: int = 0) -> dict[str, Any]:
-    """Return the saved results of a rank whose gang failed, was stopped, or returned only some of them.
+    """Return the saved results of a rank: its gang failed, was stopped, returned only some of them, or its
+    kernel ended before it used them.
 
     The value of the cell is named ``_``, or ``""`` if ``--out`` names a variable ``_``;
     ``MissingObject`` replaces every missing object. With ``retries`` the results of all ranks are those of

@@ -88,6 +88,8 @@ class RankSession:
         self._why_ended = ""
         self.is_running = False
         """A cell runs."""
+        self._gang = ""
+        """The gang of this cell, once it has begun."""
         self.ranks = {rank: RankHoldings() for rank in range(spec.np)}
         """What each rank holds."""
         self.names = captured.session.names if captured.session else SessionNames()
@@ -118,8 +120,10 @@ class RankSession:
     def refuse_if_running(self) -> None:
         """Raise HydrogenError while a cell runs."""
         if self.is_running:
+            cell = f" {self._gang}" if self._gang else ""
             raise HydrogenError(
-                f"session {self.name!r} runs another cell: wait for it with %gang wait, or stop it"
+                f"session {self.name!r} runs another cell: wait for it with %gang wait{cell}, or stop it "
+                f"with %gang stop{cell}"
             )
 
     def next_cell(self, spec: JobSpec, captured: Captured) -> CellRun:
@@ -152,9 +156,9 @@ class RankSession:
     ) -> str:
         """Take what the ranks report at the end of a cell; return a text if the session is over.
 
-        ``cause``: which rank was killed by which signal; empty if none was.
+        ``cause``: which rank ended first, and how; empty if none did.
         """
-        self.is_running = False
+        self.is_running, self._gang = False, ""
         entered = {report.n_collectives for report in reports.values()}
         has_left = any(report.has_left_groups for report in reports.values())
         if has_left or (has_failed and len(entered) > 1):  # else ranks agree on the next collective
@@ -211,9 +215,9 @@ class RankSession:
         """What is lost with its ranks, as the end of a sentence."""
         return f"; lost with its ranks: {self.shown_names}" if self.shown_names else ""
 
-    def begin_cell(self, stop: Callable[[str, bool], None]) -> None:
+    def begin_cell(self, gang: str, stop: Callable[[str, bool], None]) -> None:
         """A cell begins, which ``stop`` stops."""
-        self._stop_cell = stop
+        self._gang, self._stop_cell = gang, stop
         self._cancel_timer()
 
     def _cancel_timer(self) -> None:
@@ -264,21 +268,33 @@ class CellRun:
         self._use = use
         self._reports: dict[int, ev.NamesChanged] = {}
         self._has_failed = False
+        self._has_raised: set[int] = set()
+        """Ranks that stay after an exception."""
         self._cause = ""
-        """Which rank was killed by which signal."""
+        """Which rank ended first, and how."""
 
-    def begin(self, stop: Callable[[str, bool], None]) -> None:
-        self._session.begin_cell(stop)
+    def begin(self, gang: str, stop: Callable[[str, bool], None]) -> None:
+        self._session.begin_cell(gang, stop)
 
     def note(self, event: ev.Event) -> None:
         if isinstance(event, ev.RankStarted):
             self._session.hosts[event.rank] = event.host
         if isinstance(event, ev.NamesChanged):
             self._reports[event.rank] = event
+        if isinstance(event, ev.RankFailed):
+            self._has_raised.add(event.rank)
         if isinstance(event, ev.RankExited) and event.exit_code != 0:
             self._has_failed = True
-            if event.signal_name and not event.asked and not self._cause:
-                self._cause = f"rank {event.rank} was killed by {event.signal_name}"
+            self._cause = self._cause or self._end_of(event)
+
+    def _end_of(self, exited: ev.RankExited) -> str:
+        """Return how the process of a rank ended; empty for one that may stay."""
+        if exited.signal_name:
+            when = " when the cell was stopped" if exited.asked else ""
+            return f"rank {exited.rank} was killed by {exited.signal_name}{when}"
+        if exited.rank in self._has_raised:
+            return ""
+        return f"rank {exited.rank} exited with status {exited.exit_code}"
 
     def finish(self) -> str:
         if self._use is not None:

@@ -114,3 +114,5 @@ def _report_stopped_runs() -> None:
         print(f"{runs} stopped when the kernel ended: {names} (%gang show {stopped[0]})")
         if any(map(fingerprints.has_answers, stopped)):
             print("its finished rows are kept: run the %%infer cell with --resume to continue")
+    for line in outliving.untaken_lines():
+        print(line)

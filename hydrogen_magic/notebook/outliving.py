@@ -1,4 +1,4 @@
-"""Gangs that outlive their kernel, as a new kernel reports them and takes their results."""
+"""Gangs of earlier kernels that run, or whose results no kernel has: a new kernel reports and takes them."""
 
 from __future__ import annotations
 
@@ -8,15 +8,16 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.core import run_log
-from hydrogen_magic.driver import known_gangs, result_assignment
+from hydrogen_magic.driver import kernel_end, known_gangs, result_assignment
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import connect
 from hydrogen_magic.driver.owner.start import LIMIT_S
+from hydrogen_magic.driver.state.gang_results import load_call, saved_path
 from hydrogen_magic.errors import HydrogenError, ResultError
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.serialization.identity import Originals
 
-LIMIT = f"is stopped after {LIMIT_S / 3600:.0f} hours; --timeout sets another limit"
+LIMIT = f"will be stopped after {LIMIT_S / 3600:.0f} hours; --timeout sets another limit"
 
 
 def is_outliving(gang_id: str) -> bool:
@@ -33,7 +34,7 @@ def attachable_lines(*, running_alone: bool = False) -> Iterator[str]:
     for gang_id in run_log.unreadable():
         if run_log.is_unseen(gang_id) and gang_id not in known_gangs.gangs():
             why = run_log.why_unreadable(gang_id)
-            yield f"gang {gang_id} was launched with --outlive, but cannot be attached to: {why}"
+            yield f"gang {gang_id}, which this kernel has not seen end, cannot be attached to: {why}"
     for found in run_log.recent():
         is_elsewhere = found.launched.outlives and found.gang not in known_gangs.gangs()
         if running_alone and found.ended is not None:
@@ -44,7 +45,7 @@ def attachable_lines(*, running_alone: bool = False) -> Iterator[str]:
 
 def _state(found: run_log.Summary) -> str:
     """Return what a new kernel reports about a gang; empty for one that needs no report."""
-    about = [found.launched.name, _since(found.launched.wall_time)]
+    about = [found.launched.name, f"since {_time(found.launched.wall_time)}"]
     if found.ended is None and run_log.is_alive(found.launched.owner):
         about += filter(None, [_progress(found.gang)])
         return f"is still running ({', '.join(about)})"
@@ -61,10 +62,25 @@ def ended_lines(gang_ids: Iterable[str]) -> Iterator[str]:
             yield f"gang {gang_id} has ended: {found.ended.reason} (%gang show {gang_id})"
 
 
-def _since(wall_time: float) -> str:
+def untaken_lines() -> Iterator[str]:
+    """Yield a line for each gang whose kernel ended before it used the results; each is reported once."""
+    for found in kernel_end.untaken():
+        about = f"{found.launched.name}, started {_time(found.launched.wall_time)}"
+        rank = next((r for r in range(found.launched.np) if _has_saved(found.gang, r)), 0)
+        yield (
+            f"gang {found.gang} succeeded ({about}), and its kernel ended before its results were used: "
+            f"{load_call(found.gang, rank)}"
+        )
+
+
+def _has_saved(gang_id: str, rank: int) -> bool:
+    return saved_path(run_log.run_dir(gang_id), rank).exists()
+
+
+def _time(wall_time: float) -> str:
     began, now = time.localtime(wall_time), time.localtime()
     is_today = (began.tm_year, began.tm_yday) == (now.tm_year, now.tm_yday)
-    return time.strftime("since %H:%M" if is_today else "since %d %b %H:%M", began)
+    return time.strftime("%H:%M" if is_today else "%d %b %H:%M", began)
 
 
 def _progress(gang_id: str) -> str:

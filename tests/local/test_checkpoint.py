@@ -100,7 +100,11 @@ def test_the_last_one_stays_where_the_result_cannot_be_sent() -> None:
     assert f"hydrogen_magic.checkpoint.load({str(folder)!r})" in notices_of(gang)
     assert hm.checkpoint.load(folder) == "all that is left"
     gang = ended(hm.launch(plain_checkpoints.count, 1, np=2, gpu=False))
-    assert gang.result == [None] and not (gang.folder / run_log.CHECKPOINTS).exists()
+    assert {path.name for path in gang.folder.iterdir()} > {"results-0", "results-1"}
+    assert not (gang.folder / run_log.CHECKPOINTS).exists()
+    assert hm.load_results(gang.id) == {"_": [None]}, "if the kernel had ended"
+    assert gang.result == [None]
+    assert {path.name for path in gang.folder.iterdir()} == {"events.jsonl"}
 
 
 def test_killed_at_any_moment(tmp_path: Path) -> None:

@@ -42,6 +42,7 @@ from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.gang_run import GangRun
 from hydrogen_magic.driver.history import history
 from hydrogen_magic.driver.placements.spark import spark_session as sessions
+from hydrogen_magic.driver.state.gang_results import GangResults
 from hydrogen_magic.driver.state.gang_state import replay
 from hydrogen_magic.errors import HydrogenError, PlacementError, RankFailedError
 from hydrogen_magic.notebook import doctor, extension, gang_command, ipython_cells, magics
@@ -346,6 +347,30 @@ def write_run(
     for event in (launch, ev.AttemptStarted(0.0, 0), *more):
         kept.append(event)
     kept.close()
+
+
+def test_loading_reports_results_that_an_earlier_kernel_did_not_use_once(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    machine = run_log.owner_of_this_process().rpartition(":")[0].rpartition(":")[0]
+    owners = {"gone": f"{machine}:4194303:1", "here": run_log.owner_of_this_process()}
+    name_of_value, value = result_stream.CELL_VALUE, {"loss": 0.5}
+    for name, owner in owners.items():
+        write_run(name, owner, ev.GangEnded(9.0, "SUCCEEDED", "2 ranks finished"))
+        results = GangResults(name, run_log.run_dir(name))
+        section = result_stream.Packer(Pickler).pack(name_of_value, value)
+        results.add(1, 0, messages.ResultPart(name_of_value), section)
+        assert not results.keep(run_log.run_dir(name) / run_log.CHECKPOINTS)
+    extension.unload(shell)
+    extension.load(shell)
+    (line,) = capsys.readouterr().out.splitlines()
+    assert line.startswith("gang gone succeeded (")
+    call = "hydrogen_magic.load_results('gone', 1)"
+    assert line.endswith(f"and its kernel ended before its results were used: {call}")
+    assert known_gangs.load_results("gone", 1) == {"_": value}
+    extension.unload(shell)
+    extension.load(shell)
+    assert capsys.readouterr().out == "" and known_gangs.load_results("gone", 1) == {"_": value}
 
 
 def test_loading_reports_a_run_whose_kernel_died_once(

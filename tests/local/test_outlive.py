@@ -98,7 +98,7 @@ def test_it_goes_on_over_a_restart_and_the_death_of_its_kernel(
     kernel: Kernel, training: str, tmp_path: Path
 ) -> None:
     launched = kernel.run(f"%%distributed --np 2 --outlive --out model\n{training}")
-    assert not launched.error and "is stopped after 24 hours" in launched.stream()
+    assert not launched.error and "will be stopped after 24 hours" in launched.stream()
     gang_id = kernel.value("_.id").strip("'")
     (owner,) = processes.processes([owner_of(gang_id)])
     # Other programs end the children of a kernel, or its session, when they end the kernel.

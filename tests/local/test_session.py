@@ -271,13 +271,27 @@ def test_children_odd_objects_and_streams_of_cells_cost_nothing(cells: Cells) ->
     assert cells.on_ranks("kept") == 1
 
 
-def test_a_rank_that_dies_ends_the_session_and_the_report_names_its_variables(cells: Cells) -> None:
+@pytest.mark.parametrize(
+    ("end", "others", "why"),
+    [
+        ("os.kill(os.getpid(), 9)", "time.sleep(1000)", "rank 1 was killed by SIGKILL"),
+        ("os._exit(3)", "time.sleep(1000)", "rank 1 exited with status 3"),
+        (
+            "raise ValueError",
+            "while True:\n    try: time.sleep(1000)\n    except KeyboardInterrupt: pass",
+            "rank 0 was killed by SIGKILL when the cell was stopped",
+        ),
+    ],
+)
+def test_a_rank_that_dies_ends_the_session_and_the_report_names_its_variables(
+    end: str, others: str, why: str, cells: Cells
+) -> None:
     cells.on_ranks("weights = torch.ones(3)", "--np 2")
     (session,) = sessions.sessions()
     with pytest.raises(RankFailedError, match="rank 1"):
-        cells.on_ranks("if hm.rank() == 1:\n    os.kill(os.getpid(), 9)\ntime.sleep(1000)")
+        cells.on_ranks(f"if hm.rank() == 1:\n    {end}\n{others}", "--grace 0.5")
     assert "lost with its ranks: weights" in session.loss and not sessions.sessions()
-    said = r"'lab' has ended: .*rank 1 was killed by SIGKILL.*: weights"
+    said = f"'lab' has ended: its ranks have ended with a cell: {why}; lost .*: weights"
     with pytest.raises(CaptureError, match=said):
         cells.on_ranks("weights", "--np 2")
 
@@ -350,7 +364,8 @@ def test_peers_wait_for_a_rank_that_may_ask(cells: Cells) -> None:
 def test_names_of_a_cell_that_still_runs_are_not_called_undefined(cells: Cells) -> None:
     gang = cells.on_ranks("later = 1\ntime.sleep(1000)", "--np 2 --detach")
     until(gang, lambda: all(rank.phase == "running" for rank in gang.ranks))
-    with pytest.raises(HydrogenError, match="session 'lab' runs another cell: wait for it"):
+    remedy = f"wait for it with %gang wait {gang.id}, or stop it with %gang stop {gang.id}"
+    with pytest.raises(HydrogenError, match=f"session 'lab' runs another cell: {remedy}"):
         cells.on_ranks("later")
     gang.stop()
     ended(gang)

@@ -217,7 +217,7 @@ def test_a_record_that_cannot_be_read_is_not_denied(
     said: list[str] = []
     gang_command.manage(GangCommand("list"), said.append)
     line = "1 record cannot be read (a1b2): %gang show a1b2 says why\n"
-    begin = "gang a1b2 was launched with --outlive, but cannot be attached to: "
+    begin = "gang a1b2, which this kernel has not seen end, cannot be attached to: "
     assert "".join(said).startswith(line + begin) and re.search(told, said[0])
     assert hm.history().empty and capsys.readouterr().err == f"warning: {line}"
     with pytest.raises(ArgumentsError, match="1 record cannot be read"):

@@ -12,6 +12,7 @@ import types
 import weakref
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -372,6 +373,58 @@ def test_a_note_tells_partial_results_from_those_that_are_complete(tmp_path: Pat
     saved = SavedResults("3f2a", tmp_path)
     assert saved.of(0).variables()["model"] == [1] and saved.value(2) == 2
     assert saved.of(1).errors == {CELL_VALUE: "a lock"}
+
+
+class NotHere:
+    def __reduce__(self) -> Any:
+        return not_here, ()
+
+
+def not_here() -> None:
+    raise ImportError("no module of this name")
+
+
+@pytest.mark.parametrize(
+    ("how", "until_used", "after"),
+    [
+        ("launched", ["results-0", "results-1", "results-2", "unseen"], []),
+        ("awaited", ["checkpoints"], []),
+        ("on a full disk", ["checkpoints"], []),
+        ("without a result", [], []),
+        ("not loadable", ["results-0", "unseen"], ["results-0", "unseen"]),
+        ("not loadable, awaited", ["checkpoints"], ["checkpoints"]),
+    ],
+)
+def test_something_replaces_results_until_they_are_used(
+    how: str,
+    until_used: list[str],
+    after: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """The kernel may end before: after ``--detach`` days later, or while it unpickles a large result."""
+    results = GangResults("3f2a", tmp_path)
+    if how.startswith("not loadable"):
+        results.add(0, 0, ResultPart(CELL_VALUE), packed({CELL_VALUE: NotHere()})[CELL_VALUE])
+    elif how == "without a result":
+        results.add(0, 0, ResultPart(CELL_VALUE), result_stream.NONE)
+    else:
+        sent_by(0, results)
+    results.are_awaited = how.endswith("awaited")
+    if how == "on a full disk":
+        monkeypatch.setattr(
+            result_stream, "save", MagicMock(side_effect=OSError(28, "No space left"))
+        )
+    checkpoints = tmp_path / "checkpoints"
+    checkpoints.mkdir()
+    (checkpoints / "state").write_bytes(b"the work of days")
+    kept_in_memory = (
+        "the results are kept in this kernel's memory only until they are used (No space left)"
+    )
+    assert results.keep(checkpoints) == (kept_in_memory if how == "on a full disk" else "")
+    assert sorted(path.name for path in tmp_path.iterdir()) == until_used
+    results.value_or_error(0)
+    assert sorted(path.name for path in tmp_path.iterdir()) == after
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from hydrogen_magic.errors import HydrogenError
 OWNER_SOCKET = "owner.sock"
 """Where the owner of a gang that outlives its kernel listens, in the directory of its run."""
 UNSEEN = "unseen"
-"""File of a gang that outlives its kernel, until it has ended and a kernel has seen this."""
+"""File of a gang whose end no kernel has seen, or whose results none has used."""
 RESULTS = "results-"
 """Beginning of the names of files with results that no kernel has got, before the rank."""
 CHECKPOINTS = "checkpoints"
@@ -123,12 +123,12 @@ def written_at(gang_id: str) -> float:
 
 
 def is_unseen(gang_id: str) -> bool:
-    """Return whether the gang outlives its kernel, and no kernel has seen its end, if it has ended."""
+    """Return whether no kernel has seen the end of a gang that outlives its own, or used its results."""
     return (run_dir(gang_id) / UNSEEN).exists()
 
 
 def mark_seen(gang_id: str) -> None:
-    """Note that a kernel has seen the end of a gang that outlived its own."""
+    """Note that a kernel has seen the end of a gang, or reported its results."""
     with suppress(OSError):
         (run_dir(gang_id) / UNSEEN).unlink(missing_ok=True)
 

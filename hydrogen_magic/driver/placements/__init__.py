@@ -83,8 +83,8 @@ class SessionRun(Protocol):
     ranks: tuple[int, ...]
     """Those that take part."""
 
-    def begin(self, stop: Callable[[str, bool], None]) -> None:
-        """The cell begins; ``stop`` stops it, for a reason of
+    def begin(self, gang: str, stop: Callable[[str, bool], None]) -> None:
+        """The cell begins as this gang; ``stop`` stops it, for a reason of
         :class:`~hydrogen_magic.core.events.StopRequested`, and at once if the second argument is true.
         """
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import re
+import shutil
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -37,7 +38,11 @@ class RankResults:
     """The results of one rank: its value and the ``--out`` variables. Unpickled on first use."""
 
     def __init__(
-        self, rank: int, parts: Sequence[tuple[msg.ResultPart, Payload]], damage: str = ""
+        self,
+        rank: int,
+        parts: Sequence[tuple[msg.ResultPart, Payload]],
+        damage: str = "",
+        until_opened: list[Path] | None = None,
     ) -> None:
         self.rank = rank
         self.damage = damage
@@ -47,6 +52,8 @@ class RankResults:
         """Size of all that arrived."""
         self.is_taken = False
         """The notebook has all of it: see :meth:`release`."""
+        self._until_opened = until_opened if until_opened is not None else []
+        """What replaces the results if the kernel ends before it has unpickled them; deleted then."""
         self._opened: dict[str, Any] | None = None
         self._referents: list[Any] = []
         """Objects that the opened results refer to weakly."""
@@ -87,13 +94,14 @@ class RankResults:
         """Whether all parts are here: the value comes last."""
         return any(part.name == CELL_VALUE for part, _ in self.parts)
 
+    @property
+    def _have_unopened(self) -> bool:
+        return any(isinstance(obj, UnopenedPart) for obj in (self._opened or {}).values())
+
     def is_worth_saving(self, has_succeeded: bool) -> bool:
         """Whether the notebook may need these results from the run log."""
         if has_succeeded:
-            opened = (self._opened or {}).values()
-            return any(part.is_partial for part, _ in self.parts) or any(
-                isinstance(obj, UnopenedPart) for obj in opened
-            )
+            return self._have_unopened or any(part.is_partial for part, _ in self.parts)
         return any(
             part.name or section.pickled != result_stream.NONE.pickled
             for part, section in self.parts
@@ -147,6 +155,8 @@ class RankResults:
         with self._opening:
             if self._opened is None:
                 self._opened = self._unpacked(originals, loading)
+                if not self._have_unopened:
+                    _delete(self._until_opened)
             return self._opened
 
     def _unpacked(
@@ -244,6 +254,10 @@ class GangResults:
         """A sentence about results that the notebook did not get; empty without any."""
         self.are_temporary = False
         """The gang is not recorded: what is saved is lost with the handle of the gang."""
+        self.are_awaited = False
+        """A cell or a call unpickles them as soon as the gang has ended."""
+        self._until_opened: list[Path] = []
+        """Of the first rank's results, see :class:`RankResults`."""
         self._gang_id = gang_id
         self._folder = folder
         self._first_rank = first_rank
@@ -257,7 +271,10 @@ class GangResults:
         if attempt != self._newer[0]:
             self._newer = attempt, {}
         ranks = self._newer[1]
-        ranks.setdefault(rank, RankResults(rank, [])).add(part, section)
+        if rank not in ranks:
+            until_opened = self._until_opened if rank == self._first_rank else None
+            ranks[rank] = RankResults(rank, [], until_opened=until_opened)
+        ranks[rank].add(part, section)
         if rank == self._first_rank or self._first_rank not in self._ranks:
             self._attempt, self._ranks = attempt, ranks
 
@@ -325,28 +342,71 @@ class GangResults:
         self.saved_note = "; ".join(self._note(where, sent, of) for where, sent in found.items())
         return self.saved_note
 
+    def keep(self, checkpoints: Path) -> str:
+        """Keep what replaces the results of a gang that has succeeded until its kernel has unpickled them.
+
+        These are copies in the run log if no cell waits for the results, and otherwise ``checkpoints``, the
+        folder of the ranks, which is deleted as soon as it is not needed. Return a sentence if copies could
+        not be saved, else an empty text.
+        """
+        found = [each for each in self._ranks.values() if each.is_worth_saving(False)]
+        problem = ""
+        if found and (self.are_awaited or self.are_temporary or (problem := self._copy(found))):
+            self._until_opened.append(checkpoints)
+        else:
+            shutil.rmtree(checkpoints, ignore_errors=True)
+        return problem
+
+    def _copy(self, found: Iterable[RankResults]) -> str:
+        """Save results in the run log; return why that failed, else an empty text."""
+        try:
+            for results in found:
+                path = saved_path(self._folder, results.rank)
+                result_stream.save(results.parts, path)
+                self._until_opened.append(path)
+            unseen = self._folder / run_log.UNSEEN
+            unseen.touch(mode=0o600)
+            self._until_opened.append(unseen)
+        except OSError as error:
+            return (
+                f"the results are {self._not_saved} until they are used ({error.strerror or error})"
+            )
+        return ""
+
     def _note(self, where: str, sent: Sequence[_Sent], of: str) -> str:
         """Return a sentence about results that are in one place."""
         note = f"{_text_of(sent)}{of} are {where}"
         if where.startswith(LOST):
             return note
-        calls = [self._load_call(one.rank) for one in sent]
-        which = " and ".join(calls) if len(calls) < 3 else self._load_call("RANK")
+        calls = [load_call(self._gang_id, one.rank) for one in sent]
+        which = " and ".join(calls) if len(calls) < 3 else load_call(self._gang_id, "RANK")
         return f"{note}; load them with {which}"
 
     @property
     def load_call(self) -> str:
         """The call that loads what :meth:`save` has saved of the first rank."""
-        return self._load_call(self._first_rank)
-
-    def _load_call(self, rank: int | str) -> str:
-        which = f", {rank}" if rank else ""
-        return f"hydrogen_magic.load_results({self._gang_id!r}{which})"
+        return load_call(self._gang_id, self._first_rank)
 
     @property
     def nbytes(self) -> int:
         """Size of all that arrived."""
         return sum(one.nbytes for one in self._ranks.values())
+
+
+def load_call(gang_id: str, rank: int | str) -> str:
+    """Return the call that loads the saved results of a rank."""
+    which = f", {rank}" if rank else ""
+    return f"hydrogen_magic.load_results({gang_id!r}{which})"
+
+
+def _delete(paths: list[Path]) -> None:
+    """Delete these files and folders, and remove them from the list."""
+    while paths:
+        path = paths.pop()
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        with suppress(OSError):
+            path.unlink(missing_ok=True)
 
 
 def saved_path(folder: Path, rank: int) -> Path:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -62,6 +63,10 @@ class StoredResults(GangResults):
                 self.on_problem(f"{problem}; trying again for {_PATIENCE_S / 60:.0f} minutes")
         self._are_lost = True
         return f"{problem}; they are lost"
+
+    def keep(self, checkpoints: Path) -> str:
+        shutil.rmtree(checkpoints, ignore_errors=True)  # the results are saved
+        return ""
 
     def _try_to_store(self) -> str:
         """Return why the results cannot be stored, empty once they are."""
