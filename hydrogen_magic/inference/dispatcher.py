@@ -195,11 +195,17 @@ class Dispatcher:
             self._kept.close()
             texts.append(self._kept.text())
         elif self._kept is not None:
-            self._kept.delete()
+            self._kept.succeed()
         if any(texts):
             self._notice("warning", "; ".join(filter(None, texts)))
         if not is_reading:  # else the thread does it: what it reads from takes long to answer
             self._release()
+
+    def use(self) -> Any:
+        """Return :attr:`value`, which the notebook uses now."""
+        if self._kept is not None:
+            self._kept.delete()
+        return self.value
 
     def _release(self) -> None:
         """Close what the gang has read from, and delete an unfinished result that is not wanted."""

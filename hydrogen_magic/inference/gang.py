@@ -63,13 +63,14 @@ def infer(
         kept = None
         if spec.session is None:  # otherwise the ranks may hold other values than those known here
             head = partial(_head, source, options.batch_size)
-            kept = KeptParts(prints, result.target, resume=resume, head=head)
+            until_used = spec.detach and result.target is None
+            kept = KeptParts(prints, result.target, resume=resume, head=head, until_used=until_used)
         ranks = fingerprints.of_ranks(captured, cell)
         feed = Dispatcher(source, result, options, spec.np, ranks, kept, is_here=is_here)
         on_error.callback(feed.end, "FAILED")
         gang = launcher.launch_captured(captured, spec, title=title, feed=feed)
         on_error.pop_all()
-    return InferenceRun(gang, lambda: feed.value, feed.finished)
+    return InferenceRun(gang, feed.use, feed.finished)
 
 
 def _head(source: Any, batch_size: int) -> Any:

@@ -87,6 +87,7 @@ class KeptParts:
         target: Path of a result of Parquet data.
         resume: Whether to look for an earlier run; raises the errors of :func:`fingerprints.earlier`.
         head: Returns the first rows of the frame, None if it can be read only once.
+        until_used: Whether to keep the answers of a run that succeeds until :meth:`delete` is called.
     """
 
     def __init__(
@@ -96,8 +97,10 @@ class KeptParts:
         *,
         resume: bool = False,
         head: Callable[[], Any] = lambda: None,
+        until_used: bool = False,
     ) -> None:
         self.prints = prints
+        self._until_used = until_used
         self._resume = resume
         is_of_frame = partial(_is_of_frame, cache(head))
         self._begun = earlier(prints, is_of_frame, SETTABLE) if resume else None
@@ -289,6 +292,16 @@ class KeptParts:
             run_log.delete_kept(self._folder.parent.name)
             self._folder = None
 
+    def succeed(self) -> None:
+        """The kernel has the result: delete the answers, or leave them until it is used."""
+        if not self._until_used:
+            self.delete()
+            return
+        self.close()
+        if self._folder is not None and self._entries:
+            with suppress(OSError):
+                (self._folder.parent / run_log.UNSEEN).touch(mode=0o600)
+
     def delete(self) -> None:
         """Delete these answers: they are not needed. Those of other runs may be of another frame."""
         self._is_needed = False
@@ -296,6 +309,7 @@ class KeptParts:
         self._entries.clear()
         if self._folder is not None:
             run_log.delete_kept(self._folder.parent.name)
+            run_log.mark_seen(self._folder.parent.name)
 
     def start_text(self) -> str:
         """Return what ``--resume`` has found; empty without it."""

@@ -14,6 +14,7 @@ from hydrogen_magic.driver.owner.connection import connect
 from hydrogen_magic.driver.owner.start import LIMIT_S
 from hydrogen_magic.driver.state.gang_results import load_call, saved_path
 from hydrogen_magic.errors import HydrogenError, ResultError
+from hydrogen_magic.inference import fingerprints
 from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.serialization.identity import Originals
 
@@ -66,15 +67,18 @@ def untaken_lines() -> Iterator[str]:
     """Yield a line for each gang whose kernel ended before it used the results; each is reported once."""
     for found in kernel_end.untaken():
         about = f"{found.launched.name}, started {_time(found.launched.wall_time)}"
-        rank = next((r for r in range(found.launched.np) if _has_saved(found.gang, r)), 0)
         yield (
             f"gang {found.gang} succeeded ({about}), and its kernel ended before its results were used: "
-            f"{load_call(found.gang, rank)}"
+            f"{_way_to_load(found)}"
         )
 
 
-def _has_saved(gang_id: str, rank: int) -> bool:
-    return saved_path(run_log.run_dir(gang_id), rank).exists()
+def _way_to_load(found: run_log.Summary) -> str:
+    if fingerprints.has_answers(found.gang):
+        return "run the %%infer cell with --resume, which returns them"
+    folder = run_log.run_dir(found.gang)
+    ranks = (rank for rank in range(found.launched.np) if saved_path(folder, rank).exists())
+    return load_call(found.gang, next(ranks, 0))
 
 
 def _time(wall_time: float) -> str:

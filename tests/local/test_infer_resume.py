@@ -327,6 +327,22 @@ def test_an_end_costs_a_rank_about_a_second(
     assert len(runs.lost) <= NP * 1.2 / 0.05
 
 
+def test_rows_of_a_detached_run_are_kept_until_the_result_is_used(tmp_path: Path) -> None:
+    """Its kernel may end before, after days."""
+    captured = capture.capture_call(infer_ranks.logged, (str(tmp_path / "log"), 0.001), {})
+    spec, options = JobSpec(np=NP, detach=True), InferOptions(batch_size=BATCH)
+    frame = table()
+    run = infer(frame, captured, spec, options, title="test")
+    assert run.gang.wait(PATIENCE_S) and run.gang.state == "SUCCEEDED" and kept_rows()
+    assert run_log.is_unseen(run.gang.id), "the next kernel reports it"
+    n_before = len((tmp_path / "log").read_text().splitlines())
+    again = infer(frame, captured, spec, options, title="test", resume=True)
+    assert again.result == run.result and not kept_rows()
+    n_again = len((tmp_path / "log").read_text().splitlines()) - n_before
+    assert n_again < n_before / 2, "a fast prediction may not be kept"
+    assert not run_log.is_unseen(run.gang.id) and not run_log.is_unseen(again.gang.id)
+
+
 def test_a_changed_file_is_refused_by_its_name(tmp_path: Path) -> None:
     """A file that the cell reads and ``predict`` writes may change."""
     weights, log = tmp_path / "weights", tmp_path / "log"
