@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import threading
 import types
@@ -12,6 +13,7 @@ import pytest
 
 from hydrogen_magic.node.worker import main, process_setup
 from hydrogen_magic.node.worker.interactive import figures
+from hydrogen_magic.transport import framing
 
 
 @pytest.mark.usefixtures("matplotlib")
@@ -26,6 +28,25 @@ def test_a_stopped_cell_leaves_no_figure_to_the_next_one(monkeypatch: pytest.Mon
     rank: Any = types.SimpleNamespace()
     assert main._Rank._fail(rank, KeyboardInterrupt()) == 130
     assert pyplot.get_fignums() == []
+
+
+@pytest.mark.parametrize("is_announced", [True, False])
+def test_only_an_interrupt_that_the_agent_announces_is_a_stop(
+    is_announced: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A cell may send one to itself, and catch it: what it raises later is its failure."""
+    handlers: dict[int, Any] = {}
+    monkeypatch.setattr(signal, "signal", handlers.__setitem__)
+    monkeypatch.setattr(signal, "getsignal", handlers.get)
+    monkeypatch.setattr(process_setup, "asked_to_stop", threading.Event())
+    agents, ours = framing.pair()
+    ours.setblocking(False)
+    with agents, ours:
+        process_setup._handle_interrupts(ours.fileno())
+        if is_announced:
+            agents.send(b"i")
+        handlers[signal.SIGINT](signal.SIGINT, None)
+    assert process_setup.asked_to_stop.is_set() == is_announced
 
 
 def test_a_child_that_the_cell_has_forked_does_not_wait_for_displays(

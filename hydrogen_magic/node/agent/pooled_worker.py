@@ -22,7 +22,7 @@ class PooledWorker:
     control: socket.socket
     stdout: int
     stderr: int
-    interrupted: int
+    stop: int
     stacks: int
     pid: int = 0
     created_s: float = field(default_factory=time.monotonic)
@@ -35,17 +35,17 @@ class PooledWorker:
         ours.setblocking(False)
         out_read, out_write = os.pipe()
         err_read, err_write = os.pipe()
-        ack_read, ack_write = os.pipe()
+        stop, their_stop = (end.detach() for end in framing.pair())
         stacks = memory_file("stacks")
-        for fd in (out_read, err_read, ack_read):
+        for fd in (out_read, err_read, stop, their_stop):
             os.set_blocking(fd, False)
-        worker = cls(ours, out_read, err_read, ack_read, stacks)
-        return worker, [theirs.detach(), out_write, err_write, ack_write, os.dup(stacks)]
+        worker = cls(ours, out_read, err_read, stop, stacks)
+        return worker, [theirs.detach(), out_write, err_write, their_stop, os.dup(stacks)]
 
     def close(self) -> None:
         """Close the connections; a worker that was never used then exits on its own."""
         self.control.close()
-        for fd in (self.stdout, self.stderr, self.interrupted, self.stacks):
+        for fd in (self.stdout, self.stderr, self.stop, self.stacks):
             os.close(fd)
 
 

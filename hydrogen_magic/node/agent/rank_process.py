@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import signal
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -40,7 +41,7 @@ class RankProcess:
         self.rank = rank
         self.worker = worker
         self.has_reacted = False
-        """It has reacted to SIGINT."""
+        """It has reacted to the SIGINT of a stop."""
         self.exited = False
         self.retained_files: Mapping[str, int] | None = None
         """Files on which its process depends, which waits for another gang: for that, this one is over."""
@@ -65,7 +66,7 @@ class RankProcess:
         """How often the system's out-of-memory killer had been active when the ranks started, if known."""
         loop = asyncio.get_running_loop()
         loop.add_reader(worker.control, self._read_control)
-        loop.add_reader(worker.interrupted, self._read_interrupted)
+        loop.add_reader(worker.stop, self._read_reaction)
 
     def launch(self, start: msg.RankStart, fds: Sequence[int], device: str) -> None:
         """Start the rank in the waiting worker."""
@@ -172,12 +173,12 @@ class RankProcess:
             return
         self._reporter.send_file(self.rank, msg.SavedCheckpoint(name), fd)
 
-    def _read_interrupted(self) -> None:
+    def _read_reaction(self) -> None:
         self.has_reacted = True
-        # A retained worker may be interrupted again in a later gang.
-        with suppress(BlockingIOError):
-            os.read(self.worker.interrupted, _PIPE_BYTES)
-        asyncio.get_running_loop().remove_reader(self.worker.interrupted)
+        # A retained worker may be interrupted again in a later gang; a killed one has not read its byte.
+        with suppress(BlockingIOError, ConnectionResetError):
+            os.read(self.worker.stop, _PIPE_BYTES)
+        asyncio.get_running_loop().remove_reader(self.worker.stop)
 
     def _warn(self, text: str) -> None:
         self._reporter.notice("warning", f"rank {self.rank}: {text}")
@@ -241,8 +242,13 @@ class RankProcess:
     def signal(self, signum: int) -> None:
         """Send a signal to the process; it is our child and not yet reaped, so the pid is still its own."""
         self._is_stop_requested = True
-        if not self.exited:
-            processes.send_signal(self.worker.pid, signum)
+        if self.exited:
+            return
+        if signum == signal.SIGINT:
+            # It has exited, or its cell has closed the descriptor or ignores SIGINT.
+            with suppress(BlockingIOError, BrokenPipeError, ConnectionResetError):
+                os.write(self.worker.stop, b"i")
+        processes.send_signal(self.worker.pid, signum)
 
     def on_exit(self, status: int, max_rss_bytes: int) -> None:
         """Handle the exit status: read the remaining output, then report."""
@@ -295,7 +301,7 @@ class RankProcess:
         """Close the log, and the pipes unless the process is retained for another gang."""
         self.awaits_stacks = False
         self.output.close()
-        for fd in (self.worker.control.fileno(), self.worker.interrupted):
+        for fd in (self.worker.control.fileno(), self.worker.stop):
             asyncio.get_running_loop().remove_reader(fd)
         self._frames.close()
         if not is_retained:

@@ -15,6 +15,7 @@ import time
 import types
 import weakref
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
@@ -32,7 +33,7 @@ _default_threads = processes.usable_cores()
 """The libraries' own defaults."""
 
 asked_to_stop = threading.Event()
-"""Set once the agent's SIGINT has reached Python code."""
+"""Set once the SIGINT of a stop has reached Python code; one that the cell sends to itself is not a stop."""
 
 _interruptible: list[types.CodeType] = []
 
@@ -53,8 +54,9 @@ class WorkerPipes(NamedTuple):
     """Stream socket: ``go`` in, events and results out."""
     stdout: int
     stderr: int
-    interrupted: int
-    """Pipe: one byte when a SIGINT reached Python code, so that the agent knows that the rank reacts."""
+    stop: int
+    """Non-blocking socket: one byte in before the SIGINT of a stop, and one out when it reached Python code,
+    so that the agent knows that the rank reacts."""
     stacks: int
     """Memory file that ``faulthandler`` writes to, when the agent asks for it, and at fatal signals."""
 
@@ -76,7 +78,7 @@ def detach(pipes: WorkerPipes, agent_pid: int, intermediate_pid: int) -> None:
         os.close(source)
     faulthandler.enable(file=pipes.stacks, all_threads=True)
     faulthandler.register(processes.STACKS_SIGNAL, file=pipes.stacks, all_threads=True)
-    _handle_interrupts(pipes.interrupted)
+    _handle_interrupts(pipes.stop)
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
 
 
@@ -121,15 +123,17 @@ def _disown_finalizers() -> None:
     atexit.unregister(shutil.rmtree)
 
 
-def _handle_interrupts(interrupted: int) -> None:
+def _handle_interrupts(stop: int) -> None:
     """Handle SIGINT, and let the agent know that it reached Python code, also by a handler of the cell's."""
     owner = os.getpid()
     set_handler, get_handler = signal.signal, signal.getsignal
 
     def react() -> None:
         if os.getpid() == owner:
-            asked_to_stop.set()
-            os.write(interrupted, b"i")
+            with suppress(BlockingIOError):  # not from the agent
+                os.read(stop, 1)
+                asked_to_stop.set()
+                os.write(stop, b"i")
 
     def on_interrupt(signum: int, frame: types.FrameType | None) -> None:
         react()
