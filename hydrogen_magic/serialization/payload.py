@@ -163,8 +163,15 @@ def _write_all(
             write_at(fd, offset, part)
             on_write(part.nbytes)
         return
+
+    def write(chunk: tuple[int, memoryview]) -> None:
+        write_at(fd, *chunk)
+
     with ThreadPoolExecutor(_COPY_THREADS, "payload") as pool:
-        done = pool.map(lambda chunk: write_at(fd, *chunk), chunks)
+        try:
+            done = pool.map(write, chunks)
+        except RuntimeError:  # the limit of threads or processes is reached: on this thread
+            done = map(write, chunks)
         for (_, part), _ in zip(chunks, done, strict=True):
             on_write(part.nbytes)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from typing import Any
 
 import numpy as np
@@ -79,6 +80,17 @@ def test_arrays_and_tensors() -> None:
     assert back["whole"][5].sum() == 0 == back["turned"][:, 5].sum()
     assert isinstance(back["parameter"], torch.nn.Parameter)
     assert whole[5].sum() > 0
+
+
+def test_a_large_payload_needs_no_thread(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A rank may have reached the limit of its threads."""
+
+    def refuse(thread: threading.Thread) -> None:
+        raise RuntimeError("can't start new thread")
+
+    monkeypatch.setattr(threading.Thread, "start", refuse)
+    values = np.arange(3 << 20)
+    np.testing.assert_array_equal(through_memory(values), values)
 
 
 def test_big_buffers_stay_where_they_are() -> None:

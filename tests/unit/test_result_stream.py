@@ -252,6 +252,20 @@ def test_results_of_a_rank_name_what_is_missing() -> None:
     assert results.everything()["c"] == MissingObject("int", reason)
 
 
+def test_a_result_whose_transfer_fails_costs_no_other_one() -> None:
+    def send(part: ResultPart, section: Payload, on_write: Any) -> None:
+        if part.name == "a" and not part.error:
+            raise RuntimeError("can't start new thread")
+        sent[part.name] = part.error
+
+    module = types.ModuleType("of_the_rank")
+    module.__dict__["a"], module.__dict__["b"] = [1], [2]
+    loaded = LoadedClosure(ClosureManifest("cell", out=("a", "b")), module, own_process=False)
+    sent: dict[str, str] = {}
+    deliver(loaded, 3, True, send)
+    assert sent == {"a": "`a` cannot be sent: can't start new thread", "b": "", CELL_VALUE: ""}
+
+
 def test_the_backend_of_keras_is_named_where_its_default_cannot_be_imported() -> None:
     results = received(ResultPart(CELL_VALUE), objects={CELL_VALUE: NeedsTensorFlow()})
     remedy = r"'tensorflow'; if Keras imports tensorflow, set os.environ\["

@@ -141,7 +141,7 @@ class _Delivery:
         self._progress.begin(part.name, section.nbytes)
         try:
             self._send(part, section, self._progress.written)
-        except (OSError, MemoryError) as error:
+        except Exception as error:
             self._fail(part.name, f"{label(part.name)} cannot be sent: {error}")
             return False
         self._nbytes += section.nbytes
