@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import os
+import resource
 import signal
 import sys
 import time
@@ -12,6 +13,13 @@ from pathlib import Path
 
 def die(how: str) -> None:
     os.kill(os.getpid(), getattr(signal, how))
+
+
+def reach_cpu_limit(hard_s: int) -> None:
+    """Reach the limit of one second; ``hard_s``: the hard one."""
+    resource.setrlimit(resource.RLIMIT_CPU, (1, hard_s))
+    while True:
+        pass
 
 
 def leave_slowly(*files: str) -> None:

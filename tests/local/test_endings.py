@@ -74,6 +74,12 @@ def test_a_fatal_signal_is_explained(how: str) -> None:
         assert "ending_ranks.py" in error.report, "the Python stack at the crash"
 
 
+@pytest.mark.parametrize(("hard_s", "how"), [(1, "SIGKILL"), (9, "SIGXCPU")])
+def test_a_limit_of_the_cpu_time_is_explained(hard_s: int, how: str) -> None:
+    error = failure_of(hm.launch(ending_ranks.reach_cpu_limit, hard_s, np=1))
+    assert f"killed by {how} (its CPU time reached its limit: raise RLIMIT_CPU" in str(error)
+
+
 def test_a_retry_names_the_cause_alone() -> None:
     gang = hm.launch(ranks.return_in_the_second_attempt, np=2, retries=1)
     until(gang, lambda: gang.ranks and gang.ranks[0].waiting_in and gang.ranks[1].pid)

@@ -20,6 +20,7 @@ from hydrogen_magic.core.masking import Mask
 from hydrogen_magic.core.messages import RankEvents, WorkerCommand
 from hydrogen_magic.node.agent import rank_set
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
+from hydrogen_magic.node.agent.child_exit import ChildExit
 from hydrogen_magic.node.agent.output_limits import RankLog
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker
 from hydrogen_magic.node.agent.rank_process import RankProcess
@@ -90,11 +91,11 @@ def new_worker(pid: int = 0) -> PooledWorker:
 
 def test_the_exit_of_an_earlier_process_is_not_that_of_a_rank_with_its_pid() -> None:
     pool = WorkerPool(kernel=-1)
-    pool.forget(7, (signal.SIGKILL, 0))
+    pool.forget(7, ChildExit(signal.SIGKILL))
     workers = [new_worker(pid=7) for _ in range(2)]
     assert pool.take_exit(workers[0]) is None
-    pool.forget(7, (signal.SIGTERM, 0))
-    assert pool.take_exit(workers[1]) == (signal.SIGTERM, 0)
+    pool.forget(7, ChildExit(signal.SIGTERM))
+    assert pool.take_exit(workers[1]) == ChildExit(signal.SIGTERM)
     for worker in workers:
         worker.close()
 

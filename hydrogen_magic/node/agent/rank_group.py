@@ -18,6 +18,7 @@ from hydrogen_magic.core.timeline_files import path_prefix
 from hydrogen_magic.errors import RendezvousError
 from hydrogen_magic.node.agent import rank_output
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
+from hydrogen_magic.node.agent.child_exit import ChildExit
 from hydrogen_magic.node.agent.descendants import DescendantCleanup
 from hydrogen_magic.node.agent.gpus import RankGpus
 from hydrogen_magic.node.agent.output_limits import RankLog, TokenBucket
@@ -118,7 +119,7 @@ class RankGroup:
         rank.launch(start, fds, launch.device)
         ended = self._pool.take_exit(worker)
         if ended is not None:  # before the process was known to be this rank
-            self.on_exit(worker.pid, *ended)
+            self.on_exit(worker.pid, ended)
 
     @property
     def keeps_service(self) -> bool:
@@ -204,11 +205,11 @@ class RankGroup:
                 self.reporter.notice("warning", f"rank {rank.rank} {why}: killed")
                 rank.signal(signal.SIGKILL)
 
-    def on_exit(self, pid: int, status: int, max_rss_bytes: int) -> bool:
+    def on_exit(self, pid: int, ended: ChildExit) -> bool:
         """Handle a reaped child; return whether it belonged to this group."""
-        if self.ranks.on_exit(pid, status, max_rss_bytes):
+        if self.ranks.on_exit(pid, ended):
             return True
-        if self.service is None or not self.service.on_exit(pid, status):
+        if self.service is None or not self.service.on_exit(pid, ended.status):
             return False
         if self._ending is None and self.ranks.running():
             self.report_fault(RendezvousError(self.service.failure))

@@ -16,6 +16,7 @@ from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core.masking import masked_file
 from hydrogen_magic.core.units import size_text
 from hydrogen_magic.node.agent.attempt_reporter import AttemptReporter
+from hydrogen_magic.node.agent.child_exit import ChildExit
 from hydrogen_magic.node.agent.exit_watch import FinishWatch
 from hydrogen_magic.node.agent.gpus import GpuUse
 from hydrogen_magic.node.agent.output_limits import RankLog
@@ -250,7 +251,7 @@ class RankProcess:
                 os.write(self.worker.stop, b"i")
         processes.send_signal(self.worker.pid, signum)
 
-    def on_exit(self, status: int, max_rss_bytes: int) -> None:
+    def on_exit(self, ended: ChildExit) -> None:
         """Handle the exit status: read the remaining output, then report."""
         try:
             for _ in range(_MOST_READS):
@@ -259,19 +260,19 @@ class RankProcess:
             self.output.read_available()
         finally:  # whatever it left behind, the rank is over
             self.exited = True
-            self._report_exit(status, max_rss_bytes)
+            self._report_exit(ended)
 
     def _retain(self, report: msg.WorkerRetained) -> None:
         """Note that the process waits for another gang: this one sees it end."""
         self.retained_files = report.files
         self.output.read_available()
         self.exited = True
-        self._report_exit(report.exit_code << 8, 0)
+        self._report_exit(ChildExit(report.exit_code << 8))
         self.on_retained()
 
-    def _report_exit(self, status: int, max_rss_bytes: int) -> None:
+    def _report_exit(self, ended: ChildExit) -> None:
         self.output.emit_rest()
-        code = os.waitstatus_to_exitcode(status)
+        code = os.waitstatus_to_exitcode(ended.status)
         exit_code, signal_name = (
             (code, "") if code >= 0 else (None, processes.name_of_signal(-code))
         )
@@ -279,14 +280,16 @@ class RankProcess:
         crash = self._stacks.read() if signal_name and not is_requested else ""
         self.report_stacks(is_last=True)
         self.awaits_stacks = False
-        hint = "" if is_requested else self._hint(exit_code, signal_name, max_rss_bytes)
+        hint = "" if is_requested else self._hint(exit_code, signal_name, ended)
         how = (exit_code, signal_name, is_requested, hint, crash)
         self._emit(ev.RankExited(self._now_s(), self.rank, *how))
 
-    def _hint(self, exit_code: int | None, signal_name: str, max_rss_bytes: int) -> str:
+    def _hint(self, exit_code: int | None, signal_name: str, ended: ChildExit) -> str:
         hints = [f"while {self._finish.step}"] if self._finish.step else []
-        if signal_name == "SIGKILL":
-            hints.append(self._why_killed(max_rss_bytes))
+        if ended.has_reached_cpu_limit:
+            hints.append("its CPU time reached its limit: raise RLIMIT_CPU (`ulimit -t`)")
+        elif signal_name == "SIGKILL":
+            hints.append(self._why_killed(ended.max_rss_bytes))
         if limit := address_space.exit_note(exit_code, signal_name):
             hints.append(limit)
         return "; ".join(hints)

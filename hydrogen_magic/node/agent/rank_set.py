@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from contextlib import suppress
 
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.node.agent.child_exit import ChildExit
 from hydrogen_magic.node.agent.rank_process import RankProcess
 
 _REACTION_S = 0.4
@@ -49,11 +50,11 @@ class RankSet:
         """Return the ranks that have not exited."""
         return [process for process in self._ranks.values() if not process.exited]
 
-    def on_exit(self, pid: int, status: int, max_rss_bytes: int) -> bool:
+    def on_exit(self, pid: int, ended: ChildExit) -> bool:
         """Handle a reaped child; return whether it was one of the ranks."""
         for process in self.running():
             if process.worker.pid == pid:
-                process.on_exit(status, max_rss_bytes)
+                process.on_exit(ended)
                 self._note_exit()
                 return True
         return False

@@ -18,7 +18,7 @@ from typing import Any
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.core import network, processes
-from hydrogen_magic.node.agent import rendezvous_service
+from hydrogen_magic.node.agent import child_exit, rendezvous_service
 from hydrogen_magic.node.agent.kernel_link import KernelLink
 from hydrogen_magic.node.agent.rank_group import RankGroup
 from hydrogen_magic.node.agent.rank_ports import RankPorts
@@ -273,22 +273,13 @@ class AgentServer:
 
     def _reap(self) -> None:
         """Reap every child that has exited: ranks, the forkserver, orphans of the gang."""
-        while True:
-            try:
-                pid, status, usage = os.wait4(-1, os.WNOHANG)
-            except ChildProcessError:
-                return
-            if pid == 0:
-                return
-            # Linux gives ru_maxrss in KiB (getrusage(2)).
-            claimed = self._group is not None and self._group.on_exit(
-                pid, status, usage.ru_maxrss << 10
-            )
+        while (reaped := child_exit.reap()) is not None:
+            pid, ended = reaped
+            claimed = self._group is not None and self._group.on_exit(pid, ended)
             claimed = claimed or self._retained.forget(pid)
-            if not claimed and not (
-                self._prepared_service is not None and self._prepared_service.on_exit(pid, status)
-            ):
-                self._pool.forget(pid, (status, usage.ru_maxrss << 10))
+            service = self._prepared_service
+            if not claimed and not (service is not None and service.on_exit(pid, ended.status)):
+                self._pool.forget(pid, ended)
 
     def _on_rank_lost(self, key: str, rank: int) -> None:
         """A rank has exited between two cells of its session."""

@@ -8,6 +8,7 @@ import time
 from collections.abc import Mapping, Sequence
 
 from hydrogen_magic.core import messages as msg
+from hydrogen_magic.node.agent.child_exit import ChildExit
 from hydrogen_magic.node.agent.forkserver_client import ForkserverClient
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 
@@ -25,7 +26,7 @@ class WorkerPool:
         self._spares: list[PooledWorker] = []
         self._unsafe_modules: set[str] = set()
         """Modules that made a forkserver unsafe to fork: ranks import them themselves."""
-        self._exits: dict[int, tuple[float, tuple[int, int]]] = {}
+        self._exits: dict[int, tuple[float, ChildExit]] = {}
         """By pid: when the process exited, and how."""
         self._observers: tuple[msg.ObserverSpec, ...] = ()
         self._lock = asyncio.Lock()
@@ -94,8 +95,8 @@ class WorkerPool:
             else:  # the forkserver was replaced: these workers have other imports
                 close_all(forked)
 
-    def forget(self, pid: int, ended: tuple[int, int]) -> None:
-        """Handle the exit of child ``pid``; ``ended``: its wait status and peak memory in bytes."""
+    def forget(self, pid: int, ended: ChildExit) -> None:
+        """Handle the exit of child ``pid``."""
         for worker in self._spares:
             if worker.pid == pid:
                 self._spares.remove(worker)
@@ -109,7 +110,7 @@ class WorkerPool:
         while len(self._exits) > _MAX_EXITS:
             del self._exits[next(iter(self._exits))]
 
-    def take_exit(self, worker: PooledWorker) -> tuple[int, int] | None:
+    def take_exit(self, worker: PooledWorker) -> ChildExit | None:
         """Return how ``worker`` exited if it did so before it was started on a rank.
 
         An earlier process may have had the same pid.
