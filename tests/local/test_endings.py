@@ -7,6 +7,7 @@ ends, and a retry. Here are the endings that take something special, and what is
 from __future__ import annotations
 
 import asyncio
+import importlib
 import logging
 import os
 import re
@@ -757,31 +758,36 @@ def test_an_agent_that_is_killed_while_it_starts_costs_an_attempt() -> None:
     assert "exited unexpectedly (SIGKILL); its ranks were killed: restarting" in notices_of(gang)
 
 
-KILLS_ITS_FIRST_IMPORTER = """
+KILLS_FORKSERVERS = """
 import os
-if os.getpid() != {kernel}:
-    try:
-        os.close(os.open({marker!r}, os.O_CREAT | os.O_EXCL))
-    except FileExistsError:
-        pass
-    else:
-        os.kill(os.getpid(), 9)
-def f(): return 1
+from pathlib import Path
+importer = os.getpid()
+if importer != {kernel} and "RANK" not in os.environ:
+    for left in Path({left!r}).iterdir():
+        left.unlink()
+        os.kill(importer, 9)
+def is_its_importer(): return os.getpid() == importer
 """
 
 
+@pytest.mark.parametrize("n_deaths", [1, 2])
 def test_a_template_that_dies_is_replaced_and_no_rank_is_blamed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    n_deaths: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    packages = tmp_path / "site-packages"
+    """Another process may have killed the first one: the next one imports the module. After two, ranks do."""
+    packages, left = tmp_path / "site-packages", tmp_path / "left"
     packages.mkdir()
-    text = KILLS_ITS_FIRST_IMPORTER.format(kernel=os.getpid(), marker=str(tmp_path / "killed"))
-    (packages / "kills_once.py").write_text(text)
+    left.mkdir()
+    for n in range(n_deaths):
+        (left / str(n)).touch()
+    name = f"kills_{n_deaths}"
+    text = KILLS_FORKSERVERS.format(kernel=os.getpid(), left=str(left))
+    (packages / f"{name}.py").write_text(text)
     monkeypatch.syspath_prepend(packages)
-    import kills_once  # type: ignore[import-not-found]
+    module = importlib.import_module(name)
 
-    gang = ended(hm.launch(kills_once.f, np=2))
-    assert gang.results == [1, 1]
+    gang = ended(hm.launch(module.is_its_importer, np=2))
+    assert gang.results == [n_deaths > 1] * 2
     assert "the forkserver exited unexpectedly" in notices_of(gang)
 
 

@@ -10,6 +10,7 @@ import socket
 import subprocess
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 from hydrogen_magic.core import file_limit, memory_settings, processes
@@ -29,6 +30,25 @@ _OTHER_FILES = 16
 _BATCH = framing.MAX_FDS // FDS_PER_WORKER
 
 
+@dataclass
+class RefusedImports:
+    """Modules that forkservers do not import: ranks import them themselves."""
+
+    modules: set[str] = field(default_factory=set)
+    """They made a forkserver unsafe to fork, or two in a row have died while they imported them."""
+    _suspects: set[str] = field(default_factory=set)
+    """One has died while it imported them: the import may kill its process, or another process did."""
+
+    def note_death(self, importing: Sequence[str]) -> None:
+        """A forkserver has died while it imported modules."""
+        self.modules |= self._suspects.intersection(importing)
+        self._suspects.update(importing)
+
+    def note_import(self, modules: Sequence[str]) -> None:
+        """A forkserver has imported modules."""
+        self._suspects.difference_update(modules)
+
+
 class ForkserverClient:
     """A running forkserver process. Requests raise ChildProcessError after its end."""
 
@@ -39,19 +59,19 @@ class ForkserverClient:
         env: Mapping[str, str],
         sys_path: Sequence[str],
         preload: Sequence[str],
-        unsafe_modules: set[str],
+        refused: RefusedImports,
     ) -> None:
         """Start it. It imports ``preload`` at once, without a request.
 
-        ``kernel``: the kernel's pidfd, -1 where it is on another machine. ``unsafe_modules`` are not
-        imported; modules that make a forkserver unsafe to fork are added to them.
+        ``kernel``: the kernel's pidfd, -1 where it is on another machine. ``refused``: modules that make
+        a forkserver unsafe to fork, or kill it, are added to them.
         """
         self.modules: set[str] = set()
         """Modules that it was asked to import, whether or not that succeeded."""
         self._fingerprint = fingerprint
         self._first = tuple(preload)
         """Modules that it imports on start; its answer about them has not been read yet."""
-        self._unsafe_modules = unsafe_modules
+        self._refused = refused
         self._files: dict[str, int] = {}
         """Files of its modules and their modification times at import."""
         self._is_aborted = False
@@ -89,7 +109,7 @@ class ForkserverClient:
 
     def missing(self, modules: Sequence[str]) -> list[str]:
         """Return those of ``modules`` that it should import."""
-        known = self.modules | self._unsafe_modules
+        known = self.modules | self._refused.modules
         return [name for name in modules if name not in known]
 
     async def preload(self, modules: Sequence[str]) -> None:
@@ -130,9 +150,10 @@ class ForkserverClient:
 
     def _note_modules(self, modules: Sequence[str], answer: msg.ModulesPreloaded) -> None:
         self.modules.update(modules)
+        self._refused.note_import(modules)
         self._files.update((file, modified_ns(file)) for file in answer.files)
         if answer.is_unsafe:
-            self._unsafe_modules.update(modules)
+            self._refused.modules.update(modules)
             self.retire()
 
     async def _fork_batch(
@@ -175,7 +196,7 @@ class ForkserverClient:
             received = None
         if received is None:
             if not self._is_aborted:  # an import may kill its process: let a rank show it
-                self._unsafe_modules.update(importing)
+                self._refused.note_death(importing)
             raise self._died()
         return msg.decode(received[0], expected)
 

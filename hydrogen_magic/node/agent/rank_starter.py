@@ -19,6 +19,8 @@ from hydrogen_magic.transport import framing
 
 _T = TypeVar("_T")
 
+_RETRIES = 2
+
 
 @dataclass
 class RankStarter:
@@ -89,15 +91,16 @@ class RankStarter:
         self.pool.start(self.request.fingerprint, self.request.env, self.request.sys_path)
 
     async def _retry(self, fork: Callable[[], Awaitable[_T]]) -> _T:
-        """Call ``fork``; if the forkserver dies, start another one and retry once.
+        """Call ``fork``; if the forkserver dies, start another one and retry, twice at most.
 
-        The second one skips the imports during which the first one died: ranks do them themselves.
+        The third one skips the imports during which both others died: ranks do them themselves.
         """
-        try:
-            return await fork()
-        except ChildProcessError as error:
-            self.reporter.notice("warning", f"{error}; starting a new one")
-        self._start_forkserver()
+        for _ in range(_RETRIES):
+            try:
+                return await fork()
+            except ChildProcessError as error:
+                self.reporter.notice("warning", f"{error}; starting a new one")
+            self._start_forkserver()
         return await fork()
 
 

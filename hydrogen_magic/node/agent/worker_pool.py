@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.node.agent.child_exit import ChildExit
-from hydrogen_magic.node.agent.forkserver_client import ForkserverClient
+from hydrogen_magic.node.agent.forkserver_client import ForkserverClient, RefusedImports
 from hydrogen_magic.node.agent.pooled_worker import PooledWorker, close_all
 
 _MAX_EXITS = 64
@@ -24,8 +24,7 @@ class WorkerPool:
         self._kernel = kernel
         self._forkserver: ForkserverClient | None = None
         self._spares: list[PooledWorker] = []
-        self._unsafe_modules: set[str] = set()
-        """Modules that made a forkserver unsafe to fork: ranks import them themselves."""
+        self._refused = RefusedImports()
         self._exits: dict[int, tuple[float, ChildExit]] = {}
         """By pid: when the process exited, and how."""
         self._observers: tuple[msg.ObserverSpec, ...] = ()
@@ -52,7 +51,7 @@ class WorkerPool:
                 self._forkserver.give_up()
             self.close()
             self._forkserver = ForkserverClient(
-                self._kernel, fingerprint, env, sys_path, preload, self._unsafe_modules
+                self._kernel, fingerprint, env, sys_path, preload, self._refused
             )
 
     async def preload(self, modules: Sequence[str]) -> None:
