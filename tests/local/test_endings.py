@@ -736,16 +736,16 @@ def test_an_agent_that_is_killed_takes_its_ranks_along_and_costs_an_attempt() ->
             for rank in gang.ranks
         )
 
-    for attempt in (0, 1):
+    for attempt, how in enumerate((signal.SIGTERM, signal.SIGKILL)):
         until(gang, partial(is_training, attempt))
         family = family_of(gang)
         for pid in agent_pids():
-            os.kill(pid, signal.SIGKILL)
+            os.kill(pid, how)
         wait_until_gone(family)
     ended(gang)
     with pytest.raises(hm.errors.HydrogenError, match=r"^the agent process .* \(SIGKILL\)"):
         gang.raise_for_state()
-    assert "exited unexpectedly (SIGKILL); its ranks were killed: restarting" in notices_of(gang)
+    assert "exited unexpectedly (SIGTERM); its ranks were killed: restarting" in notices_of(gang)
 
 
 def test_an_agent_that_is_killed_while_it_starts_costs_an_attempt() -> None:

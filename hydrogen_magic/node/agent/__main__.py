@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import os
+import signal
 import socket
 import sys
 from collections.abc import Sequence
@@ -47,7 +48,10 @@ def main(arguments: Sequence[str]) -> None:
 
     from hydrogen_magic.node.agent.server import AgentServer
 
-    asyncio.run(AgentServer(config, _kernel_link(config, kernel, handover, fds), pool).run())
+    server = AgentServer(config, _kernel_link(config, kernel, handover, fds), pool)
+    asyncio.run(server.run())
+    if server.is_terminated:  # all has ended: the signal's own action tells the kernel why
+        signal.raise_signal(signal.SIGTERM)
 
 
 def _kernel_link(

@@ -61,6 +61,8 @@ class AgentServer:
             sys.exit(f"cannot listen on {kernel_link.bind}: {error.strerror}")
         self._rank_ports = RankPorts(kernel_link.ports)
         self._closing = asyncio.Event()
+        self.is_terminated = False
+        """It was ended by SIGTERM."""
         self._prepared_service: RunningService | None = None
         """The running service for the next gang's rendezvous, if it fits."""
         self._preparing: asyncio.Task[None] | None = None
@@ -73,7 +75,7 @@ class AgentServer:
         _raise_file_limit()
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGCHLD, self._reap)
-        loop.add_signal_handler(signal.SIGTERM, self._closing.set)
+        loop.add_signal_handler(signal.SIGTERM, self._terminate)
         signal.signal(signal.SIGINT, signal.SIG_IGN)
         self._kernel_link.begin(self._link, self._closing.set, self._expect_ranks)
         self._link.send(self._hello())
@@ -90,6 +92,10 @@ class AgentServer:
         for signum in (signal.SIGCHLD, signal.SIGTERM):
             loop.remove_signal_handler(signum)
         self._link.close()
+
+    def _terminate(self) -> None:
+        self.is_terminated = True
+        self._closing.set()
 
     def _hello(self) -> msg.Hello:
         return msg.Hello(
