@@ -9,7 +9,7 @@ import operator
 import pickle
 import sys
 import types
-from collections.abc import Callable, Container, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any, cast
 
@@ -21,6 +21,7 @@ from hydrogen_magic.capture.class_statements import (
 )
 from hydrogen_magic.capture.module_objects import ModuleObject, constants_of
 from hydrogen_magic.capture.reachable import is_notebooks
+from hydrogen_magic.capture.redefined import present_one
 from hydrogen_magic.capture.registrations import registrations_of
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.core.library_types import derives_from, loaded
@@ -36,6 +37,7 @@ from hydrogen_magic.serialization.classes import Registrations, restore_class
 from hydrogen_magic.serialization.code_names import code_objects, global_names, imported_names
 from hydrogen_magic.serialization.identity import (
     ObjectIdentity,
+    Originals,
     is_array,
     numbered,
 )
@@ -47,7 +49,12 @@ from hydrogen_magic.serialization.importable import (
     restore_module_object,
     restore_sentinel,
 )
-from hydrogen_magic.serialization.instances import Reduced, attributes_alone, reduce_instance
+from hydrogen_magic.serialization.instances import (
+    Reduced,
+    attributes_alone,
+    reduce_instance,
+    restore_same,
+)
 from hydrogen_magic.serialization.library_objects.jax_arrays import (
     is_jax_array,
     restore_stand_in,
@@ -124,11 +131,11 @@ class CapturePickler(Pickler):
         needs: RequiredNames,
         ranks_have_gpu: bool,
         layout: MemoryLayout | None = None,
-        of_ranks: Container[ObjectIdentity] = (),
+        originals: Originals | None = None,
     ) -> None:
-        """``of_ranks``: see :class:`Originals`."""
+        """``originals``: those of a session; their definitions follow the present ones."""
         super().__init__(file, protocol, buffer_callback)
-        self._of_ranks = of_ranks
+        self._originals = Originals() if originals is None else originals
         self.layout = layout or MemoryLayout()
         self._parts: dict[tuple[int, int, int], Any] = {}
         """Parts of torch storages, by storage and range."""
@@ -328,9 +335,10 @@ class CapturePickler(Pickler):
     def _on_ranks(self, obj: Any) -> Any:
         """Reduce a function or class that the ranks have; None for others."""
         name = self._notebook_name(obj) or self._name_of_ranks(obj)
-        if name not in self.code_on_ranks:
-            return None
-        return resolve, ("__main__", obj.__qualname__)
+        if name in self.code_on_ranks:
+            return resolve, ("__main__", obj.__qualname__)
+        present = present_one(obj, self.needs.namespace, self._originals)
+        return None if present is None else (restore_same, (present,))
 
     def _notebook_name(self, obj: Any) -> str | None:
         """Return the name under which the notebook has a function or class, or the class around it."""
@@ -342,7 +350,7 @@ class CapturePickler(Pickler):
     def _name_of_ranks(self, obj: Any) -> str | None:
         """Return the name of a class that the ranks have defined, and the notebook has not."""
         name = str(obj.__qualname__).partition(".")[0]
-        is_theirs = self.number_of is not None and ObjectIdentity(obj) in self._of_ranks
+        is_theirs = self.number_of is not None and ObjectIdentity(obj) in self._originals.of_ranks
         return name if is_theirs and name not in self.needs.namespace else None
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:

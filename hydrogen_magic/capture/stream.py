@@ -77,7 +77,7 @@ class NamedPickles:
             needs=needs,
             ranks_have_gpu=ranks_have_gpu,
             layout=layout,
-            of_ranks=self.originals.of_ranks,
+            originals=self.originals,
         )
         self.pickler.code_on_ranks = code_on_ranks
         self.pickler.value_on_ranks = value_on_ranks

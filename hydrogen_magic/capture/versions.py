@@ -9,6 +9,7 @@ from hydrogen_magic.capture.fingerprint import FingerprintPickler
 from hydrogen_magic.capture.imports import Imports
 from hydrogen_magic.capture.lines import cell_labels
 from hydrogen_magic.capture.ownership import SessionNames, Version
+from hydrogen_magic.capture.redefined import name_of_earlier
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.serialization.bindings import take_writers
 from hydrogen_magic.serialization.code_names import CODE
@@ -85,24 +86,21 @@ class _VersionPickler(FingerprintPickler):
         return super().reducer_override(obj)
 
     def _on_ranks(self, obj: Any) -> Any:
-        name = self._notebook_name(obj) or self._name_of_earlier(obj)
-        if name is None or self.needs.namespace[name] is self._root:
+        originals, earlier = self._numbers, None
+        if (name := self._notebook_name(obj)) is None:
+            name = earlier = name_of_earlier(obj, self.needs.namespace, originals)
+        if name is None or self._is_root(name):
+            originals.extended |= {ObjectIdentity(obj)} if earlier else set()
             return None
         self.code.add(name)
-        self._numbers.definitions.add(ObjectIdentity(obj))
+        originals.definitions.add(ObjectIdentity(obj))
         return resolve, ("__main__", obj.__qualname__)
 
-    def _name_of_earlier(self, obj: Any) -> str | None:
-        """Return the name of an earlier definition: on the ranks, what refers to it follows the present one.
-
-        Not if it still has a name, or within another definition, which may extend it.
-        """
-        if isinstance(self._root, CODE) or ObjectIdentity(obj) not in self._numbers.definitions:
-            return None
-        name = str(obj.__qualname__).partition(".")[0]
-        values = self.needs.namespace.values()
-        is_replaced = isinstance(self.needs.namespace.get(name), CODE)
-        return name if is_replaced and not any(value is obj for value in values) else None
+    def _is_root(self, name: str) -> bool:
+        """Whether the value is the definition of this name, or an earlier one that another name has."""
+        root = self._root
+        is_earlier = isinstance(root, CODE) and root.__qualname__ == name
+        return is_earlier or self.needs.namespace[name] is root
 
 
 def versions_of(

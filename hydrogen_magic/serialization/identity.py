@@ -67,6 +67,8 @@ class Originals:
         self._numbers: dict[int, int] = {}
         self.definitions: set[ObjectIdentity] = set()
         """Functions and classes that a session's values refer to, also after they were defined again."""
+        self.extended: set[ObjectIdentity] = set()
+        """Of these, earlier ones that the present one of the same name contains: ``class Net(Net)``."""
         self.of_ranks: set[ObjectIdentity] = set()
         """Copies of classes that a session's ranks have defined."""
 

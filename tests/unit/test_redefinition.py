@@ -177,8 +177,12 @@ def test_a_method_that_has_a_name_stays(main: dict[str, Any]) -> None:
 def test_an_alias_and_a_base_keep_the_earlier_definition(main: dict[str, Any]) -> None:
     redefine(main, "earlier = scale\ndef scale(x): return earlier(x) + 1")
     assert main["scale"](2) == 3
-    redefine(main, "class Net(Net):\n def name(self): return 'more ' + super().name()")
-    assert main["Net"]().name() == "more net of base"
+    extend, net = "class Net(Net):\n def name(self): return '{} ' + super().name()", main["Net"]()
+    redefine(main, extend.format("more"))
+    assert (main["Net"]().name(), net.name()) == ("more net of base", "net of base")
+    extended = main["Net"]()
+    redefine(main, f"{LATER}\n{extend.format('other')}")
+    assert (extended.name(), net.name()) == ("other new net of base", "net of base")
 
 
 # ── local modules ────────────────────────────────────────────────────────────────────────────────

@@ -569,6 +569,67 @@ def test_an_earlier_definition_that_has_a_name_is_part_of_the_objects(session: S
     assert session.cell("hooks[0](), first(), loss()") == (1, 1, 2)
 
 
+PARTS = """
+def loss(): return {0}
+class Base(torch.nn.Module):
+    def of(self): return {0}
+class Row:
+    __slots__ = "a{0}", "b"
+    def of(self): return {0}
+class Meta(type): n = {0}
+class Made(metaclass=Meta):
+    def of(self): return {0}
+"""
+
+
+def test_what_is_sent_later_refers_to_the_present_definitions(session: Session) -> None:
+    run = session.notebook.cell
+    run("import torch" + PARTS.format(1))
+    run("""
+        class Trainer(Base):
+            def step(self, loss=loss): return self.of(), loss()
+        class Own(Made): pass
+        trainer, hooks, row = Trainer(), [loss], Row()
+    """)
+    cell = "own.of(), Trainer().step(), trainer.step(), hooks[0](), issubclass(Trainer, Base)"
+    first = session.cell(f"Own; own, same, row = Trainer(), trainer, row; {cell}")
+    assert first == (1, (1, 1), (1, 1), 1, True)
+    run(PARTS.format(2))
+    assert session.cell(cell) == (2, (2, 2), (2, 2), 2, True)
+    assert sorted(session.sent) == ["Base", "Made", "Meta", "Row", "loss"]
+    run("Trainer.lr = trainer.lr = Own.lr = 3; hooks.append(row); row.b = 4")
+    assert session.cell(cell) == (2, (2, 2), (2, 2), 2, True)
+    assert session.cell("Trainer.lr, same.lr, same is trainer") == (3, 3, True)
+    assert session.cell("hooks[1].of(), hooks[1].b") == (1, 4), "it does not fit into the new class"
+    assert session.cell("Own().of(), Own.lr") == (1, 3), "nor does a subclass, by its metaclass"
+    run("Trainer.lr = 4\n" + PARTS.format(5) + "trainer.lr = 6")
+    assert session.cell(f"{cell}, same.lr, same is trainer")[2:] == ((5, 5), 5, True, 6, True)
+
+
+def test_a_definition_that_extends_an_earlier_one_leaves_it_to_what_refers_to_it(
+    session: Session,
+) -> None:
+    run = session.notebook.cell
+    run("""
+        class Net:
+            def of(self): return 1
+        def loss(): return 1
+        class Deep(Net): pass
+        net, hooks = Net(), [loss]
+    """)
+    cell = "own.of(), Deep().of(), net.of(), hooks[0]()"
+    assert session.cell(f"own = Deep(); {cell}") == (1, 1, 1, 1)
+    run("""
+        class Net(Net):
+            def of(self): return 10 + super().of()
+        def loss(earlier=loss): return 10 + earlier()
+        hooks.append(1)
+    """)
+    for change in ("pass", "Deep.lr = net.lr = 3"):
+        run(change)
+        assert session.cell(f"{cell}, Net().of(), loss()") == (1, 1, 1, 1, 11, 11)
+
+
 @pytest.mark.parametrize("use", ["copy.copy(Net())", "Net.__annotations__"])
 def test_the_use_of_a_class_is_no_definition_of_it(session: Session, use: str) -> None:
     session.notebook.cell("import copy\nclass Net:\n    def f(self): return 1")

@@ -99,13 +99,18 @@ def _rebind(user: dict[str, Any], current: Mapping[int, Any]) -> None:
 
 
 def _extends(new: Any, old: Any) -> bool:
-    """Whether both are classes, and the new one derives from the old one.
+    """Whether both are classes, and the new one derives from the old one, or from a copy that came with it.
 
     ``issubclass`` raises for a Protocol and a TypedDict.
     """
     if new is old or not (isinstance(new, type) and isinstance(old, type)):
         return False
-    return any(base is old for base in new.__mro__)
+    name = old.__module__, old.__qualname__
+    n_old, n_new = (
+        sum((base.__module__, base.__qualname__) == name for base in cls.__mro__)
+        for cls in (old, new)
+    )
+    return n_new > n_old
 
 
 def _unwrapped(obj: Any) -> Any:

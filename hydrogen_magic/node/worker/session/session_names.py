@@ -97,23 +97,30 @@ class RankNames:
 
         earlier, replaced = dict[str, Any](), dict[str, dict[int, Any]]()
         all_referents, referents = list[Any](), dict[str, list[Any]]()
+
+        def follow() -> None:
+            warnings.extend(self._replace(earlier))
+            earlier.clear()
+
+        def prepare(name: str) -> None:
+            if not is_code(self._namespace.get(name)):
+                follow()  # objects are updated only by those of the same class
+            updates.keep(name in kept or is_applied(name))
+
         with updating(self.objects) as updates:
-            for name, value in read(lambda name: updates.keep(name in kept or is_applied(name))):
+            for name, value in read(prepare):
                 taken = take_referents()
                 all_referents += taken  # the values of later names may share them
                 if name in kept:
                     continue
                 referents[name] = taken if is_code(value) else all_referents
                 received.append(name)
-                if earlier and not is_code(value):
-                    warnings += self._replace(earlier)
-                    earlier = {}
                 if name in self._namespace:
                     old = self._namespace[name]
-                    earlier |= {name: old} if is_code(value) else {}
+                    earlier.update({name: old} if is_code(value) else {})
                     replaced |= {name: parts_of(old)} if old is not value else {}
                 self._namespace[name] = value
-        warnings += self._replace(earlier)
+        follow()
         stale = stale_references(replaced, received, self._namespace)
         self._referents |= referents
         return warnings + [_stale_text(name, users) for name, users in stale.items()]
