@@ -140,6 +140,8 @@ class SessionUse:
     """Names that the cell itself imports."""
     files: Mapping[str, ModuleFile] = field(default_factory=dict)
     """Those of the local modules that it sends."""
+    within: Mapping[str, Version] = field(default_factory=dict)
+    """The notebook's versions of other names, whose values are parts of what it sends."""
 
     @property
     def held(self) -> list[str]:
@@ -328,6 +330,9 @@ class SessionNames:
             is_kept = rank not in decision.ranks and state is not None and state.change is None
             if is_taken or is_kept:
                 self._set(name, rank, NameState(version))
+        for name in use.within.keys() & received:
+            if not self.changes(name, {rank}):
+                self._set(name, rank, NameState(use.within[name]))
 
     def _set(self, name: str, rank: int, state: NameState) -> None:
         self.held.setdefault(name, {})[rank] = state

@@ -67,6 +67,7 @@ class SessionCapture:
         cell = CellNames(versions, self.ranks, frozenset(self.push), frozenset(out))
         decisions = self.names.decide(cell)
         use = SessionUse(cell, decisions, before, self.names, self.where, needs.imported)
+        use = replace(use, within=self._within(use, needs))
         perhaps = needs.possible.keys() - needs.values.keys()
         for name in use.of(Action.KEEP, Action.CONFLICT):
             needs.values.pop(name, None)
@@ -114,6 +115,19 @@ class SessionCapture:
         for name in uses.keys() - needs.values.keys() - needs.possible.keys():
             if name in needs.namespace and self._is_newer(name, needs.namespace[name], reader):
                 needs.possible[name] = f"used by {uses[name].function}"
+
+    def _within(self, use: SessionUse, needs: RequiredNames) -> dict[str, Version]:
+        """Return the versions of names that are not sent, and whose values are parts of those that are."""
+        versions, reader = use.cell.versions, VersionReader(needs.copy(), self.originals)
+        sent = {part for name in use.of(Action.SEND, Action.FILL) for part in versions[name].parts}
+        others = self.names.held.keys() & needs.namespace.keys() - versions.keys() if sent else ()
+        values = {name: needs.namespace[name] for name in others}
+        return {
+            name: reader.read(name)
+            for name, value in values.items()
+            if self.originals.number(value) in sent
+            and self.names.is_same_object(name, ObjectIdentity(value), self.ranks)
+        }
 
     def _reads(self, name: str, needs: RequiredNames) -> Sequence[FunctionRead]:
         """Return what a function or class of the notebook reads."""

@@ -184,9 +184,12 @@ class _Updates:
     tensors, which others may share, is written at the end only.
     """
 
-    def __init__(self, originals: Originals | RankObjects, undo: ExitStack) -> None:
+    def __init__(
+        self, originals: Originals | RankObjects, undo: ExitStack, before: Callable[[], object]
+    ) -> None:
         self._originals = originals
         self._undo = undo
+        self._before = before
         self._updated: dict[int, Any] = {}
         """Existing objects that have new contents, by id."""
         self._tensors: list[tuple[Any, Any, Any]] = []
@@ -216,6 +219,8 @@ class _Updates:
                     self._undo.callback(self._originals.add, number, old)
                 self._originals.add(number, new)
             return new
+        if not self._updated:
+            self._before()
         self._updated[id(old)] = old
         attributes = own_attributes(old)
         self._undo.callback(attributes.update, dict(attributes))  # after the next one
@@ -241,6 +246,10 @@ class _Updates:
         _set_tensor(old, new.detach().to(old.device), new.requires_grad)
         vars(old).update(vars(new))
 
+    def is_updated(self, obj: Any) -> bool:
+        """Whether it is an existing object that has new contents."""
+        return id(obj) in self._updated
+
     def is_kept(self, obj: Any) -> bool:
         """Whether an object keeps its contents."""
         return id(obj) in self._kept
@@ -249,7 +258,7 @@ class _Updates:
         """Set the state of an object, unless it keeps its own."""
         if self.is_kept(obj):
             return
-        if id(obj) in self._updated:
+        if self.is_updated(obj):
             _drop_deleted(obj, state)
         set_state(obj, state)
 
@@ -282,10 +291,15 @@ class _Updates:
 
 
 @contextmanager
-def updating(originals: Originals | RankObjects) -> Iterator[_Updates]:
-    """Update existing objects by what this thread unpickles meanwhile; an exception undoes it."""
+def updating(
+    originals: Originals | RankObjects, before: Callable[[], object] = lambda: None
+) -> Iterator[_Updates]:
+    """Update existing objects by what this thread unpickles meanwhile; an exception undoes it.
+
+    ``before``: called before the first one is updated.
+    """
     with ExitStack() as undo:
-        updates = _thread.updates = _Updates(originals, undo)
+        updates = _thread.updates = _Updates(originals, undo, before)
         try:
             yield updates
         finally:

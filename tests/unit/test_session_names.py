@@ -440,6 +440,42 @@ def test_what_out_changes_of_memory_that_names_share_is_no_change_by_the_user(
         session.cell("other")
 
 
+@pytest.mark.parametrize(
+    ("make", "sent", "is_part"),
+    [
+        ("w = torch.zeros(2); holder = [w]", "holder[0]", True),
+        ("holder = torch.nn.Linear(2, 2); w = holder.weight", "holder.weight.data", True),
+        ("w = np.zeros(4); holder = w[:2]", "holder", False),
+        ("holder = torch.zeros(2); w = [holder, 1]", "holder", False),
+    ],
+)
+def test_what_the_notebook_changes_of_other_names_is_no_change_by_the_ranks(
+    session: Session, make: str, sent: str, is_part: bool
+) -> None:
+    session.notebook.cell(f"import numpy as np, torch\n{make}")
+    session.cell("holder, w")
+    session.notebook.cell(f"{sent}[:] = 5")
+    session.cell("holder")
+    assert session.cell("w[0].max().item()") == 5 and session.sent == ([] if is_part else ["w"])
+    session.notebook.cell(f"{sent}[:] = 6")
+    session.cell(f"{sent}[:] += 1")
+    if is_part:
+        assert session.cell("w[0].max().item()") == 7
+    else:
+        with pytest.raises(CaptureError, match="`w`: the ranks changed it"):
+            session.cell("w")
+
+
+def test_a_name_that_the_notebook_gives_another_part_of_what_it_sends_is_sent(
+    session: Session,
+) -> None:
+    session.notebook.cell("import numpy as np\na, b = np.zeros(1), np.ones(1)\npair, w = [a, b], b")
+    session.cell("pair, w")
+    session.notebook.cell("w = a; a += 4; b += 4")
+    session.cell("pair")
+    assert session.cell("w.tolist(), w is pair[0]") == ([4], True)
+
+
 def test_a_view_that_ranks_have_got_apart_from_its_array_is_sent_again_after_out(
     session: Session,
 ) -> None:

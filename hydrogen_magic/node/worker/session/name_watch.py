@@ -37,7 +37,7 @@ class NameChanges:
     """What a cell did to the names of a rank."""
 
     received: tuple[str, ...] = ()
-    """Names that the closure has bound."""
+    """Names that the closure has bound, or whose objects it has updated."""
     assigned: tuple[str, ...] = ()
     changed: tuple[str, ...] = ()
     """Values that both sides had, and that have other contents now."""
@@ -76,11 +76,15 @@ class NameWatch:
             if value is not _GONE:
                 self._shared[name] = _digest(value)
 
+    def shared(self) -> list[str]:
+        """Return the names of which both sides have the same values."""
+        return list(self._shared)
+
     @contextmanager
     def following(self) -> Iterator[None]:
-        """Ignore what objects become meanwhile, because a class of theirs is defined again."""
-        known = self._shared.items()
-        same = [name for name, digest in known if _digest(self._namespace.get(name)) == digest]
+        """Ignore what objects become meanwhile: the notebook has changed them, or a class of theirs."""
+        known = {name: digest for name, digest in self._shared.items() if digest is not None}
+        same = [name for name in known if _digest(self._namespace.get(name)) == known[name]]
         yield
         self.share(same)
 

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from functools import partial
 from typing import Any
 
 from hydrogen_magic.core import processes
@@ -46,6 +48,8 @@ class RankNames:
         """Names that came from the notebook, or went to it."""
         self._received: list[str] = []
         """Names that the closure has bound."""
+        self._updated: list[str] = []
+        """Names whose own object the closure has updated, as a part of another value or by itself."""
         self._referents: dict[str, list[Any]] = {}
         """By name: objects to which it refers weakly, or another name that came with it."""
         self.are_results_sent = False
@@ -54,7 +58,8 @@ class RankNames:
     def start(self, rank: int) -> None:
         """A new cell has come, which runs as ``rank``."""
         self._rank = rank
-        self._cell, self._received, self.are_results_sent = None, [], False
+        self._cell, self.are_results_sent = None, False
+        self._received, self._updated = [], []
         self._watch.start()
 
     def match(self, sends: SessionSends) -> None:
@@ -107,7 +112,9 @@ class RankNames:
                 follow()  # objects are updated only by those of the same class
             updates.keep(name in kept or is_applied(name))
 
-        with updating(self.objects) as updates:
+        following = ExitStack()
+        watch = partial(following.enter_context, self._watch.following())
+        with following, updating(self.objects, watch) as updates:
             for name, value in read(prepare):
                 taken = take_referents()
                 all_referents += taken  # the values of later names may share them
@@ -121,6 +128,8 @@ class RankNames:
                     replaced |= {name: parts_of(old)} if old is not value else {}
                 self._namespace[name] = value
         follow()
+        known = self._watch.shared()
+        self._updated = [n for n in known if updates.is_updated(self._namespace.get(n))]
         stale = stale_references(replaced, received, self._namespace)
         self._referents |= referents
         return warnings + [_stale_text(name, users) for name, users in stale.items()]
@@ -150,7 +159,8 @@ class RankNames:
     def begin(self, cell: ClosureManifest) -> None:
         """Look at the names before the cell runs."""
         self._cell, self._stored = cell, frozenset()
-        self._watch.begin(cell.session.taken_by(self._rank) if cell.session else ())
+        sent = cell.session.taken_by(self._rank) if cell.session else ()
+        self._watch.begin({*sent, *self._updated})
         self._code = {n: v for n, v in list(self._namespace.items()) if is_code(v)}
 
     def complete(self, stored: Iterable[str]) -> None:
