@@ -21,7 +21,7 @@ from hydrogen_magic.capture.class_statements import (
 )
 from hydrogen_magic.capture.module_objects import ModuleObject, constants_of
 from hydrogen_magic.capture.reachable import is_notebooks
-from hydrogen_magic.capture.redefined import present_one
+from hydrogen_magic.capture.redefined import name_of_earlier, present_one
 from hydrogen_magic.capture.registrations import registrations_of
 from hydrogen_magic.capture.required_names import RequiredNames
 from hydrogen_magic.core.library_types import derives_from, loaded
@@ -348,10 +348,13 @@ class CapturePickler(Pickler):
         return statement.name if statement else None
 
     def _name_of_ranks(self, obj: Any) -> str | None:
-        """Return the name of a class that the ranks have defined, and the notebook has not."""
-        name = str(obj.__qualname__).partition(".")[0]
-        is_theirs = self.number_of is not None and ObjectIdentity(obj) in self._originals.of_ranks
-        return name if is_theirs and name not in self.needs.namespace else None
+        """Return the name of a definition that the ranks have, and the notebook has not or has deleted."""
+        name, namespace = str(obj.__qualname__).partition(".")[0], self.needs.namespace
+        if name in namespace:
+            return None
+        if self.number_of is not None and ObjectIdentity(obj) in self._originals.of_ranks:
+            return name
+        return name_of_earlier(obj, namespace, self._originals)
 
     def _dynamic_function_reduce(self, func: types.FunctionType) -> Any:
         if (there := self._on_ranks(func)) is not None:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import types
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 from hydrogen_magic.serialization.code_names import CODE
@@ -18,13 +18,13 @@ _LAYOUT = ("__basicsize__", "__itemsize__", "__dictoffset__", "__weakrefoffset__
 def name_of_earlier(obj: Any, namespace: Mapping[str, Any], originals: Originals) -> str | None:
     """Return the name of an earlier definition: on the ranks, what refers to it follows the present one.
 
-    Not if it still has a name.
+    Not if it still has a name. The ranks keep a definition that the notebook has deleted.
     """
     if ObjectIdentity(obj) not in originals.definitions:
         return None
     name = str(obj.__qualname__).partition(".")[0]
-    is_replaced = isinstance(namespace.get(name), CODE)
-    return name if is_replaced and not any(value is obj for value in namespace.values()) else None
+    is_code = isinstance(namespace.get(name, obj), CODE)
+    return None if not is_code or any(_names_of(obj, namespace)) else name
 
 
 def present_one(obj: Any, namespace: Mapping[str, Any], originals: Originals) -> Any:
@@ -35,9 +35,15 @@ def present_one(obj: Any, namespace: Mapping[str, Any], originals: Originals) ->
     name = name_of_earlier(obj, namespace, originals)
     if name is None or name != obj.__qualname__ or ObjectIdentity(obj) in originals.extended:
         return None
-    present = namespace[name]
-    is_definition = is_main(present) and present.__qualname__ == name
+    present = namespace.get(name)
+    is_definition = isinstance(present, CODE) and is_main(present) and present.__qualname__ == name
     return present if is_definition and _fits(obj, present) else None
+
+
+def _names_of(obj: Any, namespace: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the variables that refer to ``obj``; IPython keeps the value of each cell as ``_`` and ``_5``."""
+    found = (name for name, value in namespace.items() if value is obj)
+    return (name for name in found if str(name).strip("_0123456789"))
 
 
 def _fits(earlier: Any, present: Any) -> bool:

@@ -92,7 +92,7 @@ class _VersionPickler(FingerprintPickler):
         if name is None or self._is_root(name):
             originals.extended |= {ObjectIdentity(obj)} if earlier else set()
             return None
-        self.code.add(name)
+        self.code |= {name} & self.needs.namespace.keys()
         originals.definitions.add(ObjectIdentity(obj))
         return resolve, ("__main__", obj.__qualname__)
 
@@ -100,7 +100,7 @@ class _VersionPickler(FingerprintPickler):
         """Whether the value is the definition of this name, or an earlier one that another name has."""
         root = self._root
         is_earlier = isinstance(root, CODE) and root.__qualname__ == name
-        return is_earlier or self.needs.namespace[name] is root
+        return is_earlier or self.needs.namespace.get(name) is root
 
 
 def versions_of(

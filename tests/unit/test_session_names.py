@@ -666,6 +666,27 @@ def test_a_definition_that_extends_an_earlier_one_leaves_it_to_what_refers_to_it
         assert session.cell(f"{cell}, Net().of(), loss()") == (1, 1, 1, 1, 11, 11)
 
 
+@pytest.mark.parametrize(
+    ("then", "result"),
+    [
+        ("del Config, loss", (1, 5, 1, 1)),
+        (CONFIG.format(2), (2, 5, 2, 2)),
+    ],
+)
+def test_what_the_notebook_displays_and_deletes_changes_no_object(
+    session: Session, then: str, result: tuple[int, ...]
+) -> None:
+    """IPython keeps what a cell displays: ``_``, ``_5``."""
+    run = session.notebook.cell
+    run(f"{CONFIG.format(1)}a, b, hooks = Config(), Config(), [loss]; a.n = b.n = 0\nConfig")
+    session.cell("a.n = 5; b, hooks")
+    run(then)
+    cell = "*a.of(), hooks[0](), b.of()[0]"
+    assert session.cell(cell) == result
+    run("b.n = 1; hooks.append(1)")
+    assert session.cell(f"{cell}, b.n, type(a) is type(b)") == (*result, 1, True)
+
+
 @pytest.mark.parametrize("use", ["copy.copy(Net())", "Net.__annotations__"])
 def test_the_use_of_a_class_is_no_definition_of_it(session: Session, use: str) -> None:
     session.notebook.cell("import copy\nclass Net:\n    def f(self): return 1")
