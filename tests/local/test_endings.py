@@ -183,6 +183,11 @@ def test_a_cell_that_exits_names_its_line() -> None:
     assert "sys.exit(int(how[5:-1]))" in error.report
 
 
+def test_a_cell_that_closes_the_ranks_descriptors_is_explained() -> None:
+    error = failure_of(hm.launch(os.closerange, 3, 256, np=1))
+    assert "the cell has closed file descriptors that are not its own" in error.report
+
+
 def test_a_stream_of_the_users_need_not_flush() -> None:
     gang = ended(hm.launch(ending_ranks.tee, np=2))
     assert gang.results == [4, 4]

@@ -37,6 +37,10 @@ if TYPE_CHECKING:
 
 _INTERRUPTED_EXIT_CODE = 128 + signal.SIGINT
 """Exit code that shells use for a program ended by Ctrl-C."""
+_DESCRIPTORS_CLOSED = (
+    b"the connection of this rank is closed: the cell has closed file descriptors that are not its own, "
+    b"as os.closerange(3, 256) does; close those that it has opened\n"
+)
 _ERROR_CHARS = 4000
 _EARLY_EXIT = "exit code 0 before the end of the cell counts as a failure of the rank"
 
@@ -51,7 +55,7 @@ def run_worker(
 
     ``observers``: see :func:`hydrogen_magic.node.worker.observe.install`.
     """
-    code = 1
+    code, pid, connection = 1, os.getpid(), os.fstat(pipes.control)
     try:
         process_setup.detach(pipes, agent_pid, intermediate_pid)
         process_setup.get_ready(observers)
@@ -70,10 +74,22 @@ def run_worker(
     except (BrokenPipeError, ConnectionResetError):
         pass  # the agent has exited, and ends this process: that is not a failure of the rank
     except BaseException as error:  # the outermost frame: no caller could print it
-        _print_exception(error)
+        if _is_open(pipes.control, connection):  # otherwise that is the reason
+            _print_exception(error)
     finally:
         standard_streams.flush()
+        if os.getpid() == pid and not _is_open(pipes.control, connection):
+            with suppress(OSError):  # standard error is closed, too
+                os.write(2, _DESCRIPTORS_CLOSED)
         os._exit(code)
+
+
+def _is_open(fd: int, file: os.stat_result) -> bool:
+    """Return whether the descriptor is still that of this file."""
+    try:
+        return os.path.samestat(os.fstat(fd), file)
+    except OSError:
+        return False
 
 
 def _print_exception(error: BaseException) -> None:
