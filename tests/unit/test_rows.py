@@ -116,6 +116,27 @@ def test_bars_inside_of_one_another_add_up() -> None:
     assert remaining_s(rank, 12.0) == pytest.approx(10 * 2.5 / 1.5 - 2)
 
 
+def test_training_and_validation_bars_of_each_epoch_add_up() -> None:
+    """Ten epochs of 10 s, each with 8 s of training and 2 s of validation."""
+    at_s, events = 0.0, [ev.Progress(0.0, 0, 0, "epochs", 0, 10)]
+    found: list[float] = []
+    for epoch in range(10):
+        for desc, seconds in (("train", 8), ("valid", 2)):
+            number = 1 + 2 * epoch + (desc == "valid")
+            for n in range(5):
+                events.append(ev.Progress(at_s, 0, number, desc, n, 4, "it", n == 4))
+                [rank] = running(1, *events).ranks
+                done, left_s = progress(rank), remaining_s(rank, at_s)
+                if epoch > 0:
+                    found.append(done or 0.0)
+                    assert (left_s or 0.0) == pytest.approx(100 - at_s)
+                at_s += seconds / 4 if n < 4 else 0
+        events.append(ev.Progress(at_s, 0, 0, "epochs", epoch + 1, 10))
+    assert found == sorted(found), "it never goes back"
+    late = remaining_s(rank, at_s + 50)
+    assert late is None, "the last epoch takes longer than the others"
+
+
 def test_a_resumed_bar_is_as_fast_as_it_was_here() -> None:
     [rank] = running(1, *bar(950, 1000, began_at=900)).ranks
     assert (progress(rank), remaining_s(rank, 10.0)) == (0.95, pytest.approx(10.0))

@@ -6,6 +6,7 @@ in a test, in a saved notebook or after a kernel restart. Views depend only on :
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from types import MappingProxyType
@@ -36,6 +37,17 @@ class ProgressBar:
     closed: bool = False
     began_at: float = 0.0
     """``n`` at ``started_s``: a resumed bar does not begin at 0."""
+    advanced_s: float = 0.0
+    """When ``n`` last changed."""
+    n_inside: int = 0
+    """Bars that have begun inside of it since then: one for training, one for validation, …"""
+    most_inside: int = 1
+    """The most of them."""
+
+    @property
+    def has_total(self) -> bool:
+        """Whether it says how much of its work is finished."""
+        return math.isfinite(self.n) and 0 < (self.total or 0.0) < math.inf
 
     @property
     def fraction(self) -> float | None:
@@ -384,14 +396,41 @@ def _progress(rank: RankState, e: ev.Progress) -> RankState:
     known = rank.bars.get(e.bar)
     # A bar that goes back was reset, for the next epoch: its rate counts from here.
     same = known if known is not None and e.n >= known.n else None
-    started, began_at = (same.started_s, same.began_at) if same else (e.at_s, e.n)
-    bar = ProgressBar(e.desc, e.n, e.total, e.unit, started, e.at_s, e.closed, began_at)
+    bar = ProgressBar(e.desc, e.n, e.total, e.unit, e.at_s, e.at_s, e.closed, e.n, e.at_s)
     kept = {key: old for key, old in rank.bars.items() if not old.closed or key == e.bar}
+    if same is None:
+        kept = _with_one_inside(kept, e.bar)
+    else:
+        has_advanced = e.n > same.n
+        bar = replaced(
+            bar,
+            started_s=same.started_s,
+            began_at=same.began_at,
+            advanced_s=e.at_s if has_advanced else same.advanced_s,
+            n_inside=0 if has_advanced else same.n_inside,
+            most_inside=same.most_inside,
+        )
     # %%infer reports bars again and again, for their rates: a rank that hangs is not active. One whose
     # bar is closed has nothing to do.
     is_active = e.closed or known is None or replaced(bar, updated_s=known.updated_s) != known
     active_s = e.at_s if is_active else rank.active_s
     return replaced(rank, bars=MappingProxyType({**kept, e.bar: bar}), active_s=active_s)
+
+
+def _with_one_inside(bars: Mapping[int, ProgressBar], begun: int) -> dict[int, ProgressBar]:
+    """Return the bars after one has begun, inside of the last open one before it."""
+    outer = None
+    for key, bar in bars.items():
+        if key == begun:
+            break
+        if bar.has_total and not bar.closed:
+            outer = key
+    if outer is None:
+        return dict(bars)
+    around = bars[outer]
+    n_inside = around.n_inside + 1
+    most_inside = max(around.most_inside, n_inside)
+    return {**bars, outer: replaced(around, n_inside=n_inside, most_inside=most_inside)}
 
 
 def _steps(rank: RankState, e: ev.Steps) -> RankState:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -62,39 +61,60 @@ def progress(rank: RankState) -> float | None:
     """Return the finished part of its work, 0 to 1; None without a suitable bar.
 
     It is computed from the outermost open bar with a total, and the bars inside of it as fractions of its
-    current unit: 1 of 4 epochs and 30 of 60 batches are 0.375.
+    current unit: 1 of 4 epochs and 30 of 60 batches are 0.375. Of several bars in an epoch, each counts as an
+    equal part of it.
     """
     bars = _telling(rank.bars.values())
     if not bars:
-        bars = [bar for bar in rank.bars.values() if _tells(bar)][-1:]
-    done = 0.0
+        bars = [bar for bar in rank.bars.values() if bar.has_total][-1:]
+    inside: float | None = None
     for bar in reversed(bars):
-        done = min(1.0, max(0.0, (bar.n + done) / (bar.total or 1.0)))
-    return done if bars else None
+        n_inside = bar.n_inside if inside is None else max(0, bar.n_inside - 1) + inside
+        done = (bar.n + n_inside / bar.most_inside) / (bar.total or 1.0)
+        inside = min(1.0, max(0.0, done))
+    return inside
 
 
 def _outermost(ranks: Sequence[RankState]) -> dict[int, float]:
     """Return the finished part of each rank's outermost bar, or of its last one if none is open."""
     found = {
         rank.rank: _telling(rank.bars.values())
-        or [bar for bar in rank.bars.values() if _tells(bar)][-1:]
+        or [bar for bar in rank.bars.values() if bar.has_total][-1:]
         for rank in ranks
     }
     return {rank: bars[0].n / (bars[0].total or 1.0) for rank, bars in found.items() if bars}
 
 
 def remaining_s(rank: RankState, now_s: float) -> float | None:
-    """Return when the rank's outermost bar will be full at its current rate; None: unknown."""
+    """Return when the rank's outermost bar will be full at its current rate; None: unknown.
+
+    With several bars in each epoch, whose parts of its time are not known, whole epochs count alone.
+    """
     bars = _telling(rank.bars.values())
     done = progress(rank)
     if not bars or not done or rank.is_over:
         return None
+    if bars[0].most_inside > 1:
+        return _remaining_of_units_s(bars[0], now_s)
     updated_s = max(bar.updated_s for bar in bars)
     elapsed_s = updated_s - bars[0].started_s
     done_here = done - bars[0].began_at / (bars[0].total or 1.0)
     if elapsed_s < _FAST_ENOUGH_S or done_here <= 0:
         return None
     return max(0.0, elapsed_s * (1 - done) / done_here - max(0.0, now_s - updated_s))
+
+
+def _remaining_of_units_s(bar: ProgressBar, now_s: float) -> float | None:
+    """Return when a bar will be full by the time that its units took.
+
+    None: none is finished, or the last one takes longer than the others.
+    """
+    n_done = bar.n - bar.began_at
+    if n_done <= 0 or bar.advanced_s - bar.started_s < _FAST_ENOUGH_S:
+        return None
+    unit_s = (bar.advanced_s - bar.started_s) / n_done
+    of_this_one_s = max(0.0, unit_s - (now_s - bar.advanced_s))
+    return unit_s * max(0.0, (bar.total or 0.0) - bar.n - 1) + of_this_one_s or None
 
 
 def _waited_for(running: Sequence[RankState], now_s: float) -> Mapping[int, str]:
@@ -118,10 +138,6 @@ def _behind(done: Mapping[int, float], at_least: float, words: str) -> Mapping[i
     return {rank: words.format(value, middle) for rank, value in done.items() if value < limit}
 
 
-def _tells(bar: ProgressBar) -> bool:
-    return math.isfinite(bar.n) and 0 < (bar.total or 0.0) < math.inf
-
-
 def _telling(bars: Iterable[ProgressBar]) -> list[ProgressBar]:
     """Return the open bars with a total, outermost first."""
-    return [bar for bar in bars if not bar.closed and _tells(bar)]
+    return [bar for bar in bars if not bar.closed and bar.has_total]
