@@ -189,6 +189,17 @@ def test_the_gang_is_as_fast_as_its_slowest_rank() -> None:
     assert gang["steps_per_s"] == pytest.approx(21 / 9, abs=0.01), "no step for 7 s"
 
 
+def test_the_header_has_the_epoch_of_the_slowest_rank_and_the_rows_their_batches() -> None:
+    events: list[ev.Event] = []
+    for rank, epoch in enumerate((3, 2, 3)):
+        epochs = ev.Progress(1.0, rank, 0, "epoch: ", epoch, 10)
+        events += [epochs, ev.Progress(1.0, rank, 1, "train", 40, 60)]
+    state = running(3, *events)
+    assert rank_rows.gang_row(state, 10.0)["outermost"] == "epoch 2/10"
+    assert state.ranks[0].bar is not None and state.ranks[0].bar.desc == "train"
+    assert rank_rows.gang_row(running(1, *bar(1, 4)), 10.0)["outermost"] == "", "its row shows it"
+
+
 @pytest.mark.parametrize(
     ("events", "word"),
     [

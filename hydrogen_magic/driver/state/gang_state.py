@@ -41,7 +41,7 @@ class ProgressBar:
     """When ``n`` last changed."""
     n_inside: int = 0
     """Bars that have begun inside of it since then: one for training, one for validation, …"""
-    most_inside: int = 1
+    most_inside: int = 0
     """The most of them."""
 
     @property

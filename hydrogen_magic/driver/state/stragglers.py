@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 
 from hydrogen_magic.driver.state.collective_waits import late_by_now
+from hydrogen_magic.driver.state.formatting import number
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
 
 _WAIT_S = 1.0
@@ -70,7 +71,7 @@ def progress(rank: RankState) -> float | None:
     inside: float | None = None
     for bar in reversed(bars):
         n_inside = bar.n_inside if inside is None else max(0, bar.n_inside - 1) + inside
-        done = (bar.n + n_inside / bar.most_inside) / (bar.total or 1.0)
+        done = (bar.n + n_inside / max(1, bar.most_inside)) / (bar.total or 1.0)
         inside = min(1.0, max(0.0, done))
     return inside
 
@@ -102,6 +103,17 @@ def remaining_s(rank: RankState, now_s: float) -> float | None:
     if elapsed_s < _FAST_ENOUGH_S or done_here <= 0:
         return None
     return max(0.0, elapsed_s * (1 - done) / done_here - max(0.0, now_s - updated_s))
+
+
+def outermost_text(ranks: Sequence[RankState]) -> str:
+    """Return ``epoch 3/10``: the outermost bar that is least finished, of those with other bars inside."""
+    outermost = [bars[0] for rank in ranks if (bars := _telling(rank.bars.values()))]
+    around = [bar for bar in outermost if bar.most_inside]
+    if not around:
+        return ""
+    slowest = min(around, key=lambda bar: bar.n / (bar.total or 1.0))
+    done = f"{number(slowest.n)}/{number(slowest.total or 0.0)}"
+    return f"{slowest.desc.strip().removesuffix(':')} {done}".strip()
 
 
 def _remaining_of_units_s(bar: ProgressBar, now_s: float) -> float | None:

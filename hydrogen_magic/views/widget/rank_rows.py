@@ -18,7 +18,7 @@ from hydrogen_magic.core.events import RowsDone
 from hydrogen_magic.driver.state.culprit import failed_ranks, shown_phase
 from hydrogen_magic.driver.state.formatting import closure_text, progress_text
 from hydrogen_magic.driver.state.gang_state import GangState, ProgressBar, RankState
-from hydrogen_magic.driver.state.stragglers import is_waiting, progress, remaining_s
+from hydrogen_magic.driver.state.stragglers import is_waiting, outermost_text, progress, remaining_s
 from hydrogen_magic.views.curves import metric_name
 from hydrogen_magic.views.metric_order import by_importance
 from hydrogen_magic.views.text_table import MOST_ROWS, phase_text, slowest, warnings
@@ -67,6 +67,7 @@ def gang_row(state: GangState, now_s: float) -> dict[str, Any]:
         "queued": None if state.queued is None else list(state.queued),
         "ended_s": round(state.now_s, 3) if state.is_terminal else None,
         "rows": None if state.rows is None else _rows(state.rows, state.is_terminal),
+        "outermost": plain(outermost_text(running), 60) if has_bars else "",
         "remaining_s": _slowest_remaining_s(running, now_s) if has_bars else None,
         "steps_per_s": _three_digits(min(rates)) if rates and not state.is_terminal else None,
         "notices": [

@@ -43,6 +43,8 @@ export interface Gang {
   ended_s: number | null;
   /** Progress of predictions for a frame; null for other gangs. */
   rows: Rows | null;
+  /** "epoch 3/10": the outermost bar of the slowest rank, if it has others inside; the rows show the innermost. */
+  outermost: string;
   /** Estimated from progress bars; null when unknown, and for predictions. */
   remaining_s: number | null;
   /** That of the slowest running rank, since a gang is as fast as that one. */

@@ -143,6 +143,7 @@ export class Store {
       ended_s: this.nowS(),
       rows: this.gang.rows && { ...this.gang.rows, text: "" }, // it tells the time left
       steps_per_s: null,
+      outermost: "",
       remaining_s: null,
       sending: "",
       queued: null,

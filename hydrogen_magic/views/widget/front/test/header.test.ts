@@ -125,15 +125,15 @@ describe("the header", () => {
   });
 
   test("says that the kernel is silent after 4 s, and takes it back at its next word", async () => {
-    stage.say({ gang: gangWith({ remaining_s: 90, steps_per_s: 12 }) });
+    stage.say({ gang: gangWith({ outermost: "epoch 3/10", remaining_s: 90, steps_per_s: 12 }) });
     vi.spyOn(performance, "now").mockImplementation(() => 1e9);
     await stage.pass(1100);
     expect(stage.find(".hm-pill").dataset.state).toBe("no contact");
     expect(stage.find(".hm-notices").textContent).toContain("No message from the kernel");
-    expect(stage.find(".hm-facts").textContent).not.toMatch(/left|steps/); // of the past
+    expect(stage.find(".hm-facts").textContent).not.toMatch(/epoch|left|steps/); // of the past
     stage.say({});
     expect(stage.find(".hm-pill").dataset.state).toBe("running");
-    expect(stage.find(".hm-facts").textContent).toMatch(/~1:30 left.*12.* steps/);
+    expect(stage.find(".hm-facts").textContent).toMatch(/epoch 3.10.*~1:30 left.*12.* steps/);
   });
 
   test("names the way to a gang that outlives its restarted kernel, and offers no Stop", async () => {

@@ -84,6 +84,7 @@ export const gangWith = (changes: Partial<Gang> = {}): Gang => ({
   sending: "",
   rows: null,
   ended_s: null,
+  outermost: "",
   remaining_s: null,
   steps_per_s: null,
   notices: [],

@@ -62,6 +62,7 @@ function Facts({ page, gang }: Props) {
         <span class="hm-sending">{gang.sending}</span>
       )}
       <Elapsed store={store} isLive={isLive} />
+      {isLive && !isLost && gang.outermost && <span>{gang.outermost}</span>}
       {isLive && !isLost && gang.remaining_s !== null && (
         <span>~{roughly(gang.remaining_s)} left</span>
       )}
