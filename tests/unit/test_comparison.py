@@ -72,6 +72,7 @@ def test_curves_of_all_runs_are_in_the_same_charts() -> None:
         return len(re.findall(r'fill="none" stroke="#', svg))
 
     assert (n_lines(loss), n_lines(accuracy)) == (3, 2)
+    assert loss.count("fill-opacity") == 3, "the values around each mean, which the scale includes"
 
 
 def test_the_legend_has_the_values_in_which_runs_differ() -> None:

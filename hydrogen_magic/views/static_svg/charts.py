@@ -262,17 +262,18 @@ class _Chart:
         return self.lines if max(apart) > _APART else {ALL_RANKS: main}
 
     def _curve(self, rank: int, line: _ChartLine, steps: Scale, values: Scale) -> str:
-        """Return a line, with a band around it for all ranks together or for the only one."""
-        is_main = rank == ALL_RANKS or len(self.lines) == 1
+        """Return a line, with a band around its means, except for ranks beside the mean of all."""
+        has_band = rank == ALL_RANKS or ALL_RANKS not in self.lines
         colour = self.colour if rank == ALL_RANKS else of_rank(rank)
         xs, ys = steps(line.steps), values(line.means)
         if len(xs) == 1:
             return f'<circle cx="{xs[0]:.4g}" cy="{ys[0]:.4g}" r="3" fill="{colour}"/>'
         drawn = ""
-        if is_main:
+        if has_band:
             around = np.concatenate([xs, xs[::-1]])
             edges = np.concatenate([values(line.lows), values(line.highs)[::-1]])
-            drawn = svg.path(svg.line(around, edges), fill=colour, fill_opacity=0.22)
+            opacity = 0.12 if len(self.lines) > 1 and rank != ALL_RANKS else 0.22
+            drawn = svg.path(svg.line(around, edges), fill=colour, fill_opacity=opacity)
         # Thin lines of ranks are drawn over the thick line of their mean.
         return drawn + svg.path(
             svg.line(xs, ys),
