@@ -266,14 +266,35 @@ def test_an_endless_stream_of_lines_is_thinned_out_and_its_end_kept() -> None:
     for tick in range(100):
         text = "".join(f"{tick} {i} {'x' * 100}\n" for i in range(600))
         message = rig.tick(out(0, text))
-        assert message is not None and len(message.content.get("lines", [])) <= 500
+        assert message is not None and len(message.content.get("lines", [])) <= 501
     assert rig.page.n_bytes - before < 1_400_000, "10 seconds"
     assert len(rig.page.lines) + rig.page.n_lines_before == 60_000
+    _check_gaps(rig.page.lines)
     rig.end(ENDED)
     assert rig.page.lines[-1][2].startswith("99 599 ")
     page = rig.arrive("late")
     assert len(page.lines) == 2000 and len(page.lines) + page.n_lines_before == 60_000
     assert page.lines == rig.page.lines[-2000:]
+
+
+def _check_gaps(lines: list[list[Any]]) -> None:
+    """Each gap between numbered lines has a note with the number of the missing ones."""
+    expected = 0
+    for _, _, text, _ in lines:
+        first, second, *_ = text.split()
+        if first == "...":
+            expected += int(second.replace(",", ""))
+        else:
+            assert 600 * int(first) + int(second) == expected
+            expected += 1
+
+
+def test_lines_of_many_ranks_that_are_left_out_have_one_note() -> None:
+    rig = Rig(*running(20))
+    message = rig.tick(*(out(rank, "line\n" * 600) for rank in range(20)))
+    assert message is not None
+    notes = [line for line in message.content["lines"] if line[1] == 2]
+    assert notes == [[0, 2, "... 11,500 lines of 20 ranks not shown here", 1.0]]
 
 
 def test_lines_that_were_left_out_on_their_way_are_counted() -> None:

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable
 from typing import Any
 
 from hydrogen_magic.core import events as ev
+from hydrogen_magic.core.units import counted
 from hydrogen_magic.driver.state.output_lines import OutputLine, OutputLines, clean
 
 MOST_LINES = 500
@@ -20,6 +21,8 @@ _BYTES_PER_S = 80_000
 _MOST_AT_ONCE_BYTES = 160_000
 """A long traceback of every rank passes completely; an endless stream is thinned out."""
 _KEPT_BYTES = 1 << 20
+_MOST_NOTES = 8
+"""Ranks that get a note of their own about lines that are not shown."""
 _LAST_OF_RANK = 10
 _STREAMS = {"stdout": 0, "stderr": 1, ev.DRIVER: 0}
 _NOTE = 2
@@ -73,9 +76,12 @@ class LiveLines:
     ) -> tuple[list[tuple[OutputLine, float]], int, int]:
         """Keep the newest of the new lines; return these, the number of others, and their size."""
         taken, spent = _newest(self._waiting, most, most_bytes)
+        dropped = self._waiting[: len(self._waiting) - len(taken)]
         # A note counts as one of the lines it replaces.
         n_noted = sum(max(0, line.n_left_out - 1) for line, _ in self._waiting)
-        n_left_out = len(self._waiting) - len(taken) + n_noted
+        notes = _notes(dropped)
+        n_left_out = len(dropped) + n_noted - len(notes)
+        taken = [*notes, *taken]
         self._waiting = []
         self._keep(taken, n_left_out)
         return taken, n_left_out, spent
@@ -116,6 +122,21 @@ def _newest(
         spent += size
         found.append(line)
     return found[::-1], spent
+
+
+def _notes(dropped: Iterable[tuple[OutputLine, float]]) -> list[tuple[OutputLine, float]]:
+    """Return notes that take the place of lines: one for each rank, or for all if there are many."""
+    found = list(dropped)
+    n_lines = Counter({line.rank: 0 for line, _ in found})
+    for line, _ in found:
+        n_lines[line.rank] += max(1, line.n_left_out)
+    if len(n_lines) > _MOST_NOTES:
+        of_all = f"... {counted(n_lines.total(), 'line')} of {len(n_lines)} ranks not shown here"
+        return [(OutputLine(min(n_lines), "note", of_all), found[-1][1])]
+    return [
+        (OutputLine(rank, "note", f"... {counted(n, 'line')} not shown here"), found[-1][1])
+        for rank, n in sorted(n_lines.items())
+    ]
 
 
 def _json(line: OutputLine, at_s: float) -> _JsonLine:
