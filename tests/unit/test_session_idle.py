@@ -48,7 +48,7 @@ def test_it_ends_unless_its_next_cell_is_launched(next_cell: str, ends: list[str
             is_over = next_cell.endswith("over")
             cell = session.next_cell(replace(spec, idle_s=1000.0 * is_over), UNUSED)
             if is_over:
-                cell.begin(lambda reason, kill: None)
+                cell.begin("3f2a", lambda reason, kill: None)
                 cell.finish()
         await asyncio.sleep(0.01)
 
