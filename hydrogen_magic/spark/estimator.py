@@ -25,6 +25,7 @@ from hydrogen_magic.driver.interrupts import interrupts_held
 from hydrogen_magic.errors import OptionTypeError, OptionValueError
 from hydrogen_magic.inference.spark.prepared import is_case_sensitive
 from hydrogen_magic.node.prediction.arrow_types import is_number
+from hydrogen_magic.node.prediction.column_names import refuse_taken
 from hydrogen_magic.node.prediction.ddl import name_of
 from hydrogen_magic.node.worker.model_training import TrainingTask, train_on_rank
 from hydrogen_magic.spark.model import TorchModel
@@ -262,7 +263,9 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
     ) -> TorchModel:
         options = self._options()
         quiet = options.pop("quiet", False)
-        launcher.plan(calls.spec_of(**options))  # before the rows are written
+        # All refusals come before the rows are written.
+        launcher.plan(calls.spec_of(**options))
+        self._check_prediction(rows.frame)
         with rows.of(self._rows()) as written:
             self._check_size(written)
             task = self._task(written, arguments, rows.frame)
@@ -277,6 +280,12 @@ class TorchEstimator(TrainingParams, Estimator, MLWritable, MLReadable):  # type
         """Return the options of ``launcher.launch``, and ``quiet``."""
         own = {name: self.getOrDefault(name) for name in ("np", "on", "rendezvous", "gpu")}
         return {**(self.getOrDefault("options") or {}), **own}
+
+    def _check_prediction(self, frame: Any) -> None:
+        if self.getOrDefault("predict") is None:  # else it may name its columns
+            column = self.getPredictionCol()
+            case = is_case_sensitive(frame)
+            refuse_taken([column], frame.columns, column, is_case_sensitive=case)
 
     def _check_size(self, rows: TrainingRows) -> None:
         n_ranks = self.getOrDefault("np")

@@ -475,6 +475,7 @@ def test_a_late_value_that_does_not_fit_is_named(spark: Any) -> None:
         ("select 1 as a, 2 as a", {}, r"more than one column 'a'"),
         ("select 1 as a, 2 as A", {}, r"more than one column 'a'"),
         ("select id, interval '1-2' year to month as age from range(1)", {}, r"column 'age' has type inter"),
+        ("select id, array() as v from range(1)", {}, r"column 'v' has type array<void>"),
         ("select id, named_struct('a', 1, 'a', 2) as s from range(1)", {}, r"column 's' has type struct"),
         ("select id, 1 as twice from range(1)", {}, r"'twice'.*--replace twice"),
         ("select id, 1 as TWICE from range(1)", {}, r"'TWICE'"),

@@ -224,6 +224,15 @@ def test_vectors_and_unsupported_columns(spark: Any) -> None:
 
 
 @on_classic
+def test_variants_have_the_same_layout_with_a_path(spark: Any, shared: Path) -> None:
+    """Spark's writer puts the values of a variant into columns of their own by default."""
+    frame = spark.sql("""select parse_json('{"a": 1}') v""")
+    found = [hm.shard(hm.dataset(frame, path=path)).to_arrow() for path in (None, shared)]
+    (own,), (written,) = found
+    assert own.to_pylist() == written.to_pylist() and own.to_pylist()[0]["v"]["value"]
+
+
+@on_classic
 def test_timestamps_keep_their_time_zone(spark: Any, shared: Path) -> None:
     frame = spark.sql("select timestamp'2024-03-10 01:30:00 UTC' t, timestamp_ntz'2024-03-10' n")
     option = "spark.sql.parquet.outputTimestampType"

@@ -150,6 +150,10 @@ def test_columns_by_name_and_another_model(spark: Any, tmp_path: Path, hydrogen_
             fitted.transform(frame.withColumn(name, frame.label))
     for params, message in (
         (
+            {"predictionCol": "ID", "predict": None},
+            "already has a column 'id': drop it, or choose another name",
+        ),
+        (
             {"featuresCols": ["age"]},
             r"featuresCols: the DataFrame has no column 'age'; it has 'id'",
         ),

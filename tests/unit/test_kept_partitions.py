@@ -12,12 +12,14 @@ from typing import Any
 
 import pyarrow as pa
 import pytest
+from pyspark.sql import types
 
 from hydrogen_magic.errors import InferError
 from hydrogen_magic.inference.spark import cached_runs
 from hydrogen_magic.inference.spark import gang as spark_gang
 from hydrogen_magic.inference.spark.cached_runs import CachedRun
 from hydrogen_magic.inference.spark.kept_partitions import KeptPartitions
+from hydrogen_magic.inference.spark.prepared import _has_hash
 from hydrogen_magic.inference.spark.run import SparkRun
 from hydrogen_magic.node.prediction import partition_files
 from hydrogen_magic.node.prediction.arrow_types import without_nulls
@@ -308,3 +310,12 @@ def test_a_partition_may_have_values_that_do_not_fit_its_last_type() -> None:
     finish(kept, 0, pa.array([2**63 + 5], pa.uint64()), [1])
     assert kept.predicted([], as_text=False).types == [pa.int64()]
     assert kept.predicted([], as_text=True).field("y").type == pa.string()
+
+
+def test_spark_hashes_what_it_can() -> None:
+    text = types.StringType()
+    attributes = types.StructType([types.StructField("map", types.MapType(text, text))])
+    named = types.StructType([types.StructField("variant_id", types.LongType())])
+    assert _has_hash(text) and _has_hash(types.ArrayType(named))
+    for kind in (types.ArrayType(attributes), types.VariantType(), types.GeometryType(0)):
+        assert not _has_hash(kind)

@@ -36,7 +36,13 @@ from hydrogen_magic.views.row_progress import RowProgress
 T = TypeVar("T")
 
 _POLL_S = 0.25
-_TIMESTAMP_TYPE = "spark.sql.parquet.outputTimestampType"
+_WRITER_SETTINGS = {
+    # By default INT96, which does not tell timestamps of UTC from `timestamp_ntz`.
+    "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+    # By default values of variants are in columns of their own, which ranks would have to put together.
+    "spark.sql.variant.writeShredding.enabled": "false",
+}
+"""Settings of the session, for which a single writer has no option."""
 _DATABRICKS = ("/Volumes/", "/Workspace/")
 """Folders that Spark knows by the same path there."""
 
@@ -140,26 +146,25 @@ def _by_tasks(frame: Any, session: Session, folder: str, tag: str, progress: Row
     counted = session.sql_module("observation").Observation()
     rows = frame.observe(counted, functions.count(functions.lit(1)).alias("n"))
     writer = rows.write.option("parquet.block.size", writing.GROUP_BYTES)
-    with _timestamps_with_zone(session.spark.conf):
+    with _with_settings(session.spark.conf):
         _run(session, lambda: writer.parquet(_path_for_spark(folder)), tag, progress)
     _check_visible(folder, int(counted.get["n"]))
 
 
 @contextmanager
-def _timestamps_with_zone(conf: Any) -> Iterator[None]:
-    """Let Spark write timestamps in microseconds of UTC: it has no option of a single writer for that.
-
-    By default it writes INT96, which does not tell them from ``timestamp_ntz``.
-    """
-    before = None
-    with suppress(Exception):  # a server of Spark Connect may refuse it
-        before = conf.get(_TIMESTAMP_TYPE)
-        conf.set(_TIMESTAMP_TYPE, "TIMESTAMP_MICROS")
+def _with_settings(conf: Any) -> Iterator[None]:
+    """Let Spark write with :data:`_WRITER_SETTINGS`."""
+    before: dict[str, str] = {}
+    for name, value in _WRITER_SETTINGS.items():
+        with suppress(Exception):  # a server of Spark Connect may refuse it, or not know it
+            before[name] = conf.get(name)
+            conf.set(name, value)
     try:
         yield
     finally:
-        with suppress(Exception):
-            conf.set(_TIMESTAMP_TYPE, before)
+        for name, value in before.items():
+            with suppress(Exception):
+                conf.set(name, value)
 
 
 def _path_for_spark(folder: str) -> str:

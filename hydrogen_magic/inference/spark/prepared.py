@@ -42,6 +42,7 @@ from hydrogen_magic.node.spark.inference_task import END
 
 _GPU_QUERY_S = 0.5
 """Timeout of the query for the executors' GPUs."""
+_WITHOUT_HASH = ("map", "variant", "geometry", "geography")
 _MESSAGE = re.compile(rf"(?:InferError: )+(.*?)\n{END}", re.DOTALL)
 """Connect repeats the name of an error."""
 
@@ -143,7 +144,9 @@ class PreparedRun:
             report_to=report_to, columns=self._to_adopt(added), kept=self.kept, parts=dict(parts)
         )
         functions = self.session.sql_module("functions")
-        names = [quoted(field.name) for field in self.frame.schema.fields if _has_hash(field)]
+        names = [
+            quoted(field.name) for field in self.frame.schema.fields if _has_hash(field.dataType)
+        ]
         hashes = functions.xxhash64(*names) if names else functions.lit(0).cast("long")
         hashed = self.frame.select("*", hashes.alias(secrets.token_hex(8)))
         return task.mapped(hashed, "o string", "serve_partition")
@@ -264,7 +267,7 @@ def refuse_unsupported(schema: Any) -> None:
     for field in schema.fields:
         try:
             to_arrow_type(field.dataType, **options)
-        except PySparkException as error:
+        except (PySparkException, ValueError, pa.ArrowException) as error:
             raise InferError(
                 f"column {field.name!r} has type {field.dataType.simpleString()}, which Spark cannot"
                 f" convert to Arrow ({str(error).partition(' SQLSTATE')[0]}): cast it, or drop it with"
@@ -285,10 +288,12 @@ def task_resources(session: Session, spec: JobSpec) -> gpu_resources.TaskResourc
         raise PlacementError(str(error).replace("`--np 1 --gpu`", "`--gpu`")) from None
 
 
-def _has_hash(field: Any) -> bool:
-    """Return whether Spark has a hash for the values of a column."""
-    kind = field.dataType.simpleString()
-    return "map<" not in kind and "variant" not in kind
+def _has_hash(kind: Any) -> bool:
+    """Return whether Spark has a hash for the values of a type."""
+    parts = [field.dataType for field in getattr(kind, "fields", ())]
+    if hasattr(kind, "elementType"):
+        parts.append(kind.elementType)
+    return kind.typeName() not in _WITHOUT_HASH and all(map(_has_hash, parts))
 
 
 def _stored(frame: Any, kept: list[str], added: pa.Schema, *, as_text: bool = False) -> pa.Schema:

@@ -144,8 +144,10 @@ class SparkHosts(HostProvider):
         if free is not None and free < np:
             _report(free, await self._reason(free, attempt), attempt, sink)
         session = attempt.job.spec.session
-        what = f"gang {attempt.gang}" if session is None else f"session {session}"
-        description = f"hydrogen_magic {what}, {counted(np, 'rank')}"
+        ranks = counted(np, "rank")
+        description = f"hydrogen_magic gang {attempt.gang}, {ranks}"
+        if session is not None:  # others wait for its slots: messages name the jobs that hold some
+            description = f"hydrogen_magic session {session}, {ranks}, until %gang end {session}"
         # Spark deletes an agent's code at the end of the application. In local mode the agent itself stays.
         instructions = {
             **tasks.instructions(
