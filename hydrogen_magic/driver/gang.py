@@ -246,7 +246,10 @@ class Gang:
 
     def __repr__(self) -> str:
         state = self.snapshot()
-        return f"<Gang {self.id}: {counted(len(state.ranks), 'rank')} on {state.placement}, {state.state}>"
+        # A saved notebook keeps what a cell displays.
+        when = "" if state.is_terminal else time.strftime(" at %H:%M:%S")
+        ranks = f"{counted(len(state.ranks), 'rank')} on {state.placement}"
+        return f"<Gang {self.id}: {ranks}, {state.state}{when}>"
 
     def _repr_mimebundle_(self, **_: Any) -> dict[str, str]:
         """Return IPython's display data: a static picture after the end; before, its view is displayed."""

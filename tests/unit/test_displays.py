@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import itertools
 import json
+import re
 import weakref
 from collections.abc import Collection
 from pathlib import Path
@@ -460,3 +461,10 @@ def test_output_that_a_tool_without_widgets_may_have_ignored_is_in_the_picture(
     assert capsys.readouterr().out == "[1] accuracy 0.93\n"
     for kind in ("text/html", "text/plain"):
         assert ("accuracy 0.93" in shown[-1][kind]) is not (blocking or expected)
+
+
+def test_a_displayed_gang_says_when_it_had_its_state(tmp_path: Path) -> None:
+    """A saved notebook keeps it."""
+    running, ended = (repr(FakeGang(tmp_path, ended=ended)) for ended in (False, True))
+    assert re.fullmatch(r"<Gang 3f2a: 2 ranks on local, [A-Z]+ at \d\d:\d\d:\d\d>", running)
+    assert ended == "<Gang 3f2a: 2 ranks on local, SUCCEEDED>"
