@@ -35,6 +35,7 @@ from hydrogen_magic.core.masking import masked_line
 from hydrogen_magic.core.network import PortRange
 from hydrogen_magic.driver import (
     attending,
+    known_gangs,
     launcher,
     result_assignment,
     session,
@@ -121,6 +122,8 @@ class Distributed(Magics):
         """Replaced magics of the same names, by kind and name: restored when the extension is unloaded."""
         self.cell_began = 0.0
         """Unix time at which the last cell was started."""
+        self._detached: dict[tuple[str, str | None], str] = {}
+        """Line and body of a cell -> the gang that it has launched last with --detach."""
 
     def note_cell(self, info: object = None) -> None:
         """Note that a cell starts: called by IPython's event."""
@@ -248,6 +251,7 @@ class Distributed(Magics):
             if spec.detach:
                 interrupts.take(gang)
                 self._follow(gang, spec)
+                self._note_detached(gang, title, cell)
                 if spec.outlive and spec.timeout_s is None:
                     print(f"gang {gang.id} {outliving.LIMIT}")
                 return gang
@@ -255,6 +259,14 @@ class Distributed(Magics):
             del captured  # with the notebook's arrays, which need not outlive the launch
             self._watch(gang, spec)
         return self._take_results(gang, spec, originals)
+
+    def _note_detached(self, gang: Gang, title: str, cell: str | None) -> None:
+        """Name a running gang of the same cell: its view is replaced with the cell's new output."""
+        earlier = known_gangs.gangs().get(self._detached.get((title, cell), ""))
+        self._detached[title, cell] = gang.id
+        if earlier is not None and not earlier.snapshot().is_terminal:
+            before = f"gang {earlier.id}, which this cell has launched before, still runs"
+            print(f"{before}: %gang stop {earlier.id} stops it")
 
     def _captured(self, arguments: Arguments, cell: str | None, planned: Plan) -> capture.Captured:
         if cell is None:

@@ -744,6 +744,22 @@ def test_ranks_draw_different_numbers(shell: InteractiveShell) -> None:
     assert seeded == list(zip(of_python, of_numpy, of_torch, strict=True))
 
 
+def test_a_detached_cell_that_is_run_again_names_its_gang_that_still_runs(
+    shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its view is replaced with the output of the cell."""
+    line, cell = "%%distributed --np 1 --quiet --detach", "import time\ntime.sleep(600)"
+    first = run(shell, f"{line}\n{cell}")
+    other = run(shell, f"{line}\n{cell} # another one")
+    assert "still runs" not in capsys.readouterr().out
+    again = run(shell, f"{line}\n{cell}")
+    said = f"gang {first.id}, which this cell has launched before, still runs: %gang stop {first.id} stops it"
+    assert said in capsys.readouterr().out.splitlines()
+    for gang in (first, other, again):
+        gang.stop(kill=True)
+        ended(gang)
+
+
 @pytest.mark.parametrize(
     "line", ["%%distributed --detach", "%%distributed --outlive", "%%infer numbers --detach"]
 )
