@@ -8,6 +8,7 @@ from contextlib import suppress
 from typing import Any
 
 from hydrogen_magic.core import run_log
+from hydrogen_magic.core.units import counted, first_of
 from hydrogen_magic.driver import kernel_end, known_gangs, result_assignment
 from hydrogen_magic.driver.gang import Gang
 from hydrogen_magic.driver.owner.connection import connect
@@ -19,6 +20,9 @@ from hydrogen_magic.notebook.arguments.parsing import ArgumentsError
 from hydrogen_magic.serialization.identity import Originals
 
 LIMIT = f"will be stopped after {LIMIT_S / 3600:.0f} hours; --timeout sets another limit"
+
+_MOST_UNTAKEN = 3
+"""Gangs with results that have a line of their own."""
 
 
 def is_outliving(gang_id: str) -> bool:
@@ -64,13 +68,16 @@ def ended_lines(gang_ids: Iterable[str]) -> Iterator[str]:
 
 
 def untaken_lines() -> Iterator[str]:
-    """Yield a line for each gang whose kernel ended before it used the results; each is reported once."""
-    for found in kernel_end.untaken():
+    """Yield lines about the gangs whose kernel ended before it used the results; each is reported once."""
+    gangs = kernel_end.untaken()  # newest first; many if they were of a sweep
+    for found in gangs[:_MOST_UNTAKEN]:
         about = f"{found.launched.name}, started {_time(found.launched.wall_time)}"
         yield (
             f"gang {found.gang} succeeded ({about}), and its kernel ended before its results were used: "
             f"{_way_to_load(found)}"
         )
+    if others := [found.gang for found in gangs[_MOST_UNTAKEN:]]:
+        yield f"the same holds for {counted(len(others), 'more gang')}: {first_of(others, 8)}"
 
 
 def _way_to_load(found: run_log.Summary) -> str:

@@ -353,24 +353,26 @@ def test_loading_reports_results_that_an_earlier_kernel_did_not_use_once(
     shell: InteractiveShell, capsys: pytest.CaptureFixture[str]
 ) -> None:
     machine = run_log.owner_of_this_process().rpartition(":")[0].rpartition(":")[0]
-    owners = {"gone": f"{machine}:4194303:1", "here": run_log.owner_of_this_process()}
+    gone, names = f"{machine}:4194303:1", [f"gone{number}" for number in range(5)]
+    owners = {**dict.fromkeys(names, gone), "here": run_log.owner_of_this_process()}
     name_of_value, value = result_stream.CELL_VALUE, {"loss": 0.5}
-    for name, owner in owners.items():
-        write_run(name, owner, ev.GangEnded(9.0, "SUCCEEDED", "2 ranks finished"))
+    for began, (name, owner) in enumerate(owners.items()):
+        write_run(name, owner, ev.GangEnded(9.0, "SUCCEEDED", "2 ranks finished"), wall_time=began)
         results = GangResults(name, run_log.run_dir(name))
         section = result_stream.Packer(Pickler).pack(name_of_value, value)
         results.add(1, 0, messages.ResultPart(name_of_value), section)
         assert not results.keep(run_log.run_dir(name) / run_log.CHECKPOINTS)
     extension.unload(shell)
     extension.load(shell)
-    (line,) = capsys.readouterr().out.splitlines()
-    assert line.startswith("gang gone succeeded (")
-    call = "hydrogen_magic.load_results('gone', 1)"
+    line, *others, rest = capsys.readouterr().out.splitlines()
+    assert line.startswith("gang gone4 succeeded (") and len(others) == 2
+    call = "hydrogen_magic.load_results('gone4', 1)"
     assert line.endswith(f"and its kernel ended before its results were used: {call}")
-    assert known_gangs.load_results("gone", 1) == {"_": value}
+    assert rest == "the same holds for 2 more gangs: gone1, gone0"
+    assert known_gangs.load_results("gone4", 1) == {"_": value}
     extension.unload(shell)
     extension.load(shell)
-    assert capsys.readouterr().out == "" and known_gangs.load_results("gone", 1) == {"_": value}
+    assert capsys.readouterr().out == "" and known_gangs.load_results("gone0", 1) == {"_": value}
 
 
 def test_loading_reports_a_run_whose_kernel_died_once(
