@@ -134,7 +134,7 @@ class GangController:
             await self._profiling.close(is_wanted=self._settled == "SUCCEEDED")
             await self._save_results(self._settled == "SUCCEEDED")
             if self._settled == "SUCCEEDED":
-                await _in_thread(self._keep_until_taken)
+                await self._keep_until_taken()
             self._finish(error)
 
     async def _save_results(self, has_succeeded: bool) -> None:
@@ -150,19 +150,20 @@ class GangController:
         if kept:
             self._notice("info" if has_succeeded else "warning", kept)
 
-    def _keep_until_taken(self) -> None:
+    async def _keep_until_taken(self) -> None:
         """Keep what replaces the results until the notebook has taken them, and delete other checkpoints."""
         results, checkpoints = self._run.results, self._job.checkpoints
+        has_saved = checkpoints.is_dir()
         if results.are_complete:
-            problem = results.keep(checkpoints)
-        elif checkpoints.is_dir():
+            if has_saved or not results.are_awaited:
+                await _in_thread(self._keep)
+        elif has_saved:
             load = f"hydrogen_magic.checkpoint.load({str(checkpoints)!r})"
-            problem = (
-                f"not all results arrived, so the last checkpoint is kept: load it with {load}"
-            )
-        else:
-            return
-        if problem:
+            text = f"not all results arrived, so the last checkpoint is kept: load it with {load}"
+            self._notice("warning", text)
+
+    def _keep(self) -> None:
+        if problem := self._run.results.keep(self._job.checkpoints):
             self._notice("warning", problem)
 
     def _deadline(self) -> asyncio.TimerHandle | None:
