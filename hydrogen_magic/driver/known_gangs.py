@@ -55,6 +55,7 @@ def load_results(gang: str, rank: int = 0) -> dict[str, Any]:
         reasons = [saved.damage] if saved.damage else kept.errors.values()
         why = "".join(f": {text}" for text in reasons)
         raise HydrogenError(f"no results of rank {rank} are saved for run {gang_id!r}{why}")
+    run_log.mark_seen(gang_id)
     return found
 
 

@@ -373,6 +373,7 @@ def test_loading_reports_results_that_an_earlier_kernel_did_not_use_once(
     extension.unload(shell)
     extension.load(shell)
     assert capsys.readouterr().out == "" and known_gangs.load_results("gone0", 1) == {"_": value}
+    assert known_gangs.load_results("here", 1) == {"_": value} and not run_log.is_unseen("here")
 
 
 def test_loading_reports_a_run_whose_kernel_died_once(

@@ -402,11 +402,13 @@ def not_here() -> None:
     ("how", "until_used", "after"),
     [
         ("launched", ["results-0", "results-1", "results-2", "unseen"], []),
+        ("looked at before", ["results-0", "results-1", "results-2", "unseen"], []),
         ("awaited", ["checkpoints"], []),
         ("on a full disk", ["checkpoints"], []),
         ("without a result", [], []),
         ("not loadable", ["results-0", "unseen"], ["results-0", "unseen"]),
         ("not loadable, awaited", ["checkpoints"], ["checkpoints"]),
+        ("not loadable before", ["results-0", "unseen"], []),
     ],
 )
 def test_something_replaces_results_until_they_are_used(
@@ -425,6 +427,9 @@ def test_something_replaces_results_until_they_are_used(
     else:
         sent_by(0, results)
     results.are_awaited = how.endswith("awaited")
+    if how.endswith("before"):  # by hm.load_results while it runs
+        results.value_or_error(0)
+        monkeypatch.setattr(sys.modules[__name__], "not_here", lambda: 1)
     if how == "on a full disk":
         monkeypatch.setattr(
             result_stream, "save", MagicMock(side_effect=OSError(28, "No space left"))

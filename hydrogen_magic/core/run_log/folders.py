@@ -128,7 +128,7 @@ def is_unseen(gang_id: str) -> bool:
 
 
 def mark_seen(gang_id: str) -> None:
-    """Note that a kernel has seen the end of a gang, or reported its results."""
+    """Note that a kernel has seen the end of a gang, or reported or loaded its results."""
     with suppress(OSError):
         (run_dir(gang_id) / UNSEEN).unlink(missing_ok=True)
 

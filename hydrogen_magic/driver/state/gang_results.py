@@ -155,8 +155,8 @@ class RankResults:
         with self._opening:
             if self._opened is None:
                 self._opened = self._unpacked(originals, loading)
-                if not self._have_unopened:
-                    _delete(self._until_opened)
+            if not self._have_unopened:
+                _delete(self._until_opened)
             return self._opened
 
     def _unpacked(
@@ -182,6 +182,8 @@ class RankResults:
                 fresh = self._unpacked()
                 failed = [n for n, obj in self._opened.items() if isinstance(obj, UnopenedPart)]
                 self._opened.update({each: fresh[each] for each in failed})
+                if not self._have_unopened:
+                    _delete(self._until_opened)
             return self._opened[name]
 
     def release(self) -> None:
