@@ -240,7 +240,10 @@ class Gang:
 
     def _results_at_end(self) -> GangResults:
         self.received.are_awaited = True
-        self.wait()
+        try:
+            self.wait()
+        finally:  # the user may interrupt the wait, and leave the gang alone
+            self.received.are_awaited = False
         self.raise_for_state()
         return self.received
 

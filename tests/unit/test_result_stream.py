@@ -548,6 +548,17 @@ def test_results_of_a_gang_that_cannot_be_recorded_are_loaded(
     known_gangs.forget(gang)
 
 
+def test_no_cell_waits_for_results_any_more_when_the_user_has_interrupted_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    gang = Gang(GangRun("3f2a", run_log.Record.create("3f2a")))
+    monkeypatch.setattr(gang, "wait", MagicMock(side_effect=KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        _ = gang.result
+    assert not gang.received.are_awaited
+    known_gangs.forget(gang)
+
+
 def test_a_full_disk_delays_what_an_owner_stores(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
