@@ -145,6 +145,7 @@ class KeptParts:
                 self._close_files()
                 folder.rename(run_log.kept_dir(self._begun))
                 raise
+            run_log.mark_seen(self._begun)
         self._folder = folder
 
     def _load(self, folder: Path) -> None:
