@@ -191,11 +191,13 @@ class Dispatcher:
             self._disconnect()
         is_stopped = outcome == "STOPPED" and self.value is None
         texts = self._texts_of_stop() if is_stopped and not is_reading else []
-        if self._kept is not None and (is_stopped or outcome == "FAILED"):
+        if self._kept is not None and outcome == "SUCCEEDED":
+            self._kept.succeed()
+        elif self._kept is not None and self._are_rows_wanted and not is_stopped:
+            self._kept.delete()  # all rows were finished before the stop
+        elif self._kept is not None:
             self._kept.close()
             texts.append(self._kept.text())
-        elif self._kept is not None:
-            self._kept.succeed()
         if any(texts):
             self._notice("warning", "; ".join(filter(None, texts)))
         if not is_reading:  # else the thread does it: what it reads from takes long to answer

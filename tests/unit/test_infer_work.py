@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock, call
 
 import numpy as np
 import pandas as pd
@@ -610,6 +611,26 @@ def test_a_stop_lists_the_first_missing_rows_and_counts_the_others(n_more: int, 
     dispatcher: Any = SimpleNamespace(_result=result, _queue=SimpleNamespace(n_rows=n_rows))
     missing = Dispatcher._missing_text(dispatcher).partition("; missing: ")[2]
     assert missing.count("row ") == _MAX_GAPS and missing.endswith(f", {more}")
+
+
+@pytest.mark.parametrize(
+    ("outcome", "reason", "becomes"),
+    [
+        ("SUCCEEDED", "user", "succeed"),
+        ("STOPPED", "user", "delete"),
+        ("STOPPED", "timeout", "close"),
+        ("FAILED", "user", "close"),
+    ],
+)
+def test_kept_rows_stay_where_the_gang_ends_after_the_last_row_without_a_result(
+    outcome: str, reason: str, becomes: str
+) -> None:
+    kept = MagicMock(**{"text.return_value": ""})
+    dispatcher = Dispatcher(Rows(1), Result(), InferOptions(), 1, kept=kept)
+    dispatcher.value = "all rows"
+    kept.reset_mock()
+    dispatcher.end(outcome, reason)
+    assert kept.method_calls[0] == getattr(call, becomes)()
 
 
 def test_finished_rows_after_the_end_of_the_files_are_refused(tmp_path: Path) -> None:
