@@ -135,6 +135,8 @@ def test_training_and_validation_bars_of_each_epoch_add_up() -> None:
     assert found == sorted(found), "it never goes back"
     late = remaining_s(rank, at_s + 50)
     assert late is None, "the last epoch takes longer than the others"
+    [rank] = running(1, *events).ranks
+    assert remaining_s(rank, at_s) is None, "all epochs are finished"
 
 
 def test_a_resumed_bar_is_as_fast_as_it_was_here() -> None:

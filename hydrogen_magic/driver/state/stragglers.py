@@ -119,14 +119,14 @@ def outermost_text(ranks: Sequence[RankState]) -> str:
 def _remaining_of_units_s(bar: ProgressBar, now_s: float) -> float | None:
     """Return when a bar will be full by the time that its units took.
 
-    None: none is finished, or the last one takes longer than the others.
+    None: none is finished, all are, or the last one takes longer than the others.
     """
     n_done = bar.n - bar.began_at
     if n_done <= 0 or bar.advanced_s - bar.started_s < _FAST_ENOUGH_S:
         return None
     unit_s = (bar.advanced_s - bar.started_s) / n_done
-    of_this_one_s = max(0.0, unit_s - (now_s - bar.advanced_s))
-    return unit_s * max(0.0, (bar.total or 0.0) - bar.n - 1) + of_this_one_s or None
+    left_s = unit_s * ((bar.total or 0.0) - bar.n) - min(unit_s, now_s - bar.advanced_s)
+    return max(0.0, left_s) or None
 
 
 def _waited_for(running: Sequence[RankState], now_s: float) -> Mapping[int, str]:
