@@ -438,7 +438,7 @@ def test_something_replaces_results_until_they_are_used(
     checkpoints.mkdir()
     (checkpoints / "state").write_bytes(b"the work of days")
     kept_in_memory = (
-        "the results are kept in this kernel's memory only until they are used (No space left)"
+        "until they are used, the results are kept in this kernel's memory only (No space left)"
     )
     assert results.keep(checkpoints) == (kept_in_memory if how == "on a full disk" else "")
     assert sorted(path.name for path in tmp_path.iterdir()) == until_used

@@ -370,9 +370,8 @@ class GangResults:
             unseen.touch(mode=0o600)
             self._until_opened.append(unseen)
         except OSError as error:
-            return (
-                f"the results are {self._not_saved} until they are used ({error.strerror or error})"
-            )
+            why = error.strerror or error
+            return f"until they are used, the results are {self._not_saved} ({why})"
         return ""
 
     def _note(self, where: str, sent: Sequence[_Sent], of: str) -> str:
