@@ -8,6 +8,7 @@ from contextlib import suppress
 
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.core import processes, run_log
+from hydrogen_magic.core.dropped_objects import process_ends
 from hydrogen_magic.core.units import counted, first_of
 from hydrogen_magic.driver import known_gangs, tracking
 from hydrogen_magic.driver.datasets import folders
@@ -26,6 +27,7 @@ Jupyter kills a kernel that takes longer."""
 def end_with_kernel() -> None:
     """Stop what runs, so that records say why it ended; ranks have a moment for their ``finally``."""
     began_s = time.monotonic()
+    process_ends.set()
     gangs = [gang for gang, _ in list(known_gangs.running.values())]
     running = [gang.id for gang in gangs if not gang.wait(0)]
     if running and kernel_here() is None:  # the next kernel reports those of this one

@@ -9,6 +9,7 @@ from typing import Any
 
 from hydrogen_magic import plugins
 from hydrogen_magic.capture import Captured
+from hydrogen_magic.core.dropped_objects import when_dropped
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.driver import launcher
 from hydrogen_magic.errors import PlacementError
@@ -70,7 +71,10 @@ def infer(
         on_error.callback(feed.end, "FAILED")
         gang = launcher.launch_captured(captured, spec, title=title, feed=feed)
         on_error.pop_all()
-    return InferenceRun(gang, feed.use, feed.finished)
+    run = InferenceRun(gang, feed.use, feed.finished)
+    if kept is not None and kept.until_used:
+        when_dropped(run, kept.drop_result)
+    return run
 
 
 def _head(source: Any, batch_size: int) -> Any:

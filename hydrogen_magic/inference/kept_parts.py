@@ -100,7 +100,7 @@ class KeptParts:
         until_used: bool = False,
     ) -> None:
         self.prints = prints
-        self._until_used = until_used
+        self.until_used = until_used
         self._resume = resume
         is_of_frame = partial(_is_of_frame, cache(head))
         self._begun = earlier(prints, is_of_frame, SETTABLE) if resume else None
@@ -123,6 +123,7 @@ class KeptParts:
         """Why answers cannot be written any more."""
         self._is_needed = True
         """Whether further answers are written."""
+        self._has_succeeded = False
 
     @property
     def n_rows(self) -> int:
@@ -295,13 +296,19 @@ class KeptParts:
 
     def succeed(self) -> None:
         """The kernel has the result: delete the answers, or leave them until it is used."""
-        if not self._until_used:
+        if not self.until_used:
             self.delete()
             return
         self.close()
+        self._has_succeeded = True
         if self._folder is not None and self._entries:
             with suppress(OSError):
                 (self._folder.parent / run_log.UNSEEN).touch(mode=0o600)
+
+    def drop_result(self) -> None:
+        """Delete the answers if nothing in this kernel can use the result any more."""
+        if self._has_succeeded:
+            self.delete()
 
     def delete(self) -> None:
         """Delete these answers: they are not needed. Those of other runs may be of another frame."""

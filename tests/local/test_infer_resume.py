@@ -26,7 +26,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from hydrogen_magic import capture
-from hydrogen_magic.core import run_log
+from hydrogen_magic.core import dropped_objects, run_log
 from hydrogen_magic.core.job import JobSpec
 from hydrogen_magic.errors import GangStoppedError, HydrogenError, InferError, RankFailedError
 from hydrogen_magic.inference import dispatcher, kept_parts
@@ -327,7 +327,9 @@ def test_an_end_costs_a_rank_about_a_second(
     assert len(runs.lost) <= NP * 1.2 / 0.05
 
 
-def test_rows_of_a_detached_run_are_kept_until_the_result_is_used(tmp_path: Path) -> None:
+def test_rows_of_a_detached_run_are_kept_until_the_result_is_used(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Its kernel may end before, after days."""
     captured = capture.capture_call(infer_ranks.logged, (str(tmp_path / "log"), 0.001), {})
     spec, options = JobSpec(np=NP, detach=True), InferOptions(batch_size=BATCH)
@@ -343,6 +345,11 @@ def test_rows_of_a_detached_run_are_kept_until_the_result_is_used(tmp_path: Path
     n_again = len((tmp_path / "log").read_text().splitlines()) - n_before
     assert n_again < n_before / 2, "a fast prediction may not be kept"
     assert not run_log.is_unseen(again.gang.id)
+    unused = infer(frame, captured, spec, options, title="test")
+    assert unused.gang.wait(PATIENCE_S) and kept_rows()
+    monkeypatch.setattr(dropped_objects, "process_ends", threading.Event())
+    del unused
+    assert not kept_rows(), "nothing can use its result"
 
 
 def test_a_changed_file_is_refused_by_its_name(tmp_path: Path) -> None:

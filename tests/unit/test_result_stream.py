@@ -7,6 +7,7 @@ import math
 import os
 import re
 import sys
+import threading
 import time
 import types
 import weakref
@@ -19,7 +20,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from hydrogen_magic.core import run_log
+from hydrogen_magic.core import dropped_objects, run_log
 from hydrogen_magic.core.messages import ResultPart
 from hydrogen_magic.driver import known_gangs
 from hydrogen_magic.driver.gang import Gang
@@ -444,6 +445,20 @@ def test_something_replaces_results_until_they_are_used(
     assert sorted(path.name for path in tmp_path.iterdir()) == until_used
     results.value_or_error(0)
     assert sorted(path.name for path in tmp_path.iterdir()) == after
+
+
+@pytest.mark.parametrize("ends", [False, True])
+def test_copies_of_results_that_nothing_refers_to_are_deleted(
+    ends: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A loop that uses no results does not fill the disk. At its end, a kernel drops everything."""
+    monkeypatch.setattr(dropped_objects, "process_ends", threading.Event())
+    results = sent_by(0, GangResults("3f2a", tmp_path))
+    results.keep(tmp_path / "checkpoints")
+    if ends:
+        dropped_objects.process_ends.set()
+    del results
+    assert any(tmp_path.iterdir()) == ends
 
 
 @pytest.mark.parametrize(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shutil
 import threading
@@ -10,7 +11,7 @@ from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from hydrogen_magic.core import file_limit, run_log
+from hydrogen_magic.core import dropped_objects, file_limit, run_log
 from hydrogen_magic.core import messages as msg
 from hydrogen_magic.driver.state.formatting import ranks_text
 from hydrogen_magic.errors import ResultError
@@ -369,6 +370,8 @@ class GangResults:
             unseen = self._folder / run_log.UNSEEN
             unseen.touch(mode=0o600)
             self._until_opened.append(unseen)
+            # Else a loop that launches gangs and uses no result would fill the disk.
+            dropped_objects.when_dropped(self, functools.partial(_delete, self._until_opened))
         except OSError as error:
             why = error.strerror or error
             return f"until they are used, the results are {self._not_saved} ({why})"
