@@ -203,6 +203,19 @@ def test_a_cell_that_joins_and_leaves_can_be_run_again(cells: Cells) -> None:
         assert cells.on_ranks(again, "--np 2") == 2.0
 
 
+def test_a_model_stays_wrapped_when_the_notebook_changes_its_copy(cells: Cells) -> None:
+    """``--out`` brings it back without its wrapper; without that, ranks would train models of their own."""
+    cells.run("model = torch.nn.Linear(1, 1)")
+    wrap = "DDP = torch.nn.parallel.DistributedDataParallel\nmodel = DDP(model)\n"
+    made = "made = DDP(torch.nn.Linear(1, 1)); opt = torch.optim.SGD(made.parameters())\n"
+    cells.on_ranks(JOIN + wrap + made, "--np 2")
+    cells.on_ranks("model, made", "--out model,made")
+    cells.run("with torch.no_grad():\n    model.weight.fill_(3); made.weight.fill_(4)")
+    weights = "model.module.weight.item(), made.module.weight.item()"
+    is_attached = "made.module.weight is opt.param_groups[0]['params'][0]"
+    assert cells.on_ranks(f"{weights}, {is_attached}") == (3, 4, True)
+
+
 def test_a_rank_that_ends_its_cell_early_is_found(cells: Cells) -> None:
     """Its peer waits in a collective, and in a backward pass, which no observer sees."""
     model = "net = torch.nn.parallel.DistributedDataParallel(torch.nn.Linear(2, 1))\n"

@@ -58,7 +58,8 @@ _STATE_OF_ZERO = frozenset(
     )
 )
 """Attributes that DeepSpeed's ZeRO stages 1 and 2 add to parameters (0.19)."""
-_DATA_PARALLEL = ("torch.nn.parallel", "DistributedDataParallel")
+DATA_PARALLEL = ("torch.nn.parallel", "DistributedDataParallel")
+"""Module and name of the wrapper that results leave out."""
 _REFUSED = (
     (
         ("torch.distributed.fsdp", "FullyShardedDataParallel"),
@@ -124,7 +125,7 @@ class ResultPickler(Pickler):
             self.handlers[tensor] = self._reduce_sharded
 
     def handler_of(self, kind: type) -> Callable[[Any], Any] | None:
-        if derives_from(kind, *_DATA_PARALLEL):
+        if derives_from(kind, *DATA_PARALLEL):
             return self._reduce_data_parallel
         for place, why, remedy in _REFUSED:
             if derives_from(kind, *place):

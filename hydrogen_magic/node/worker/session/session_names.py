@@ -10,8 +10,9 @@ from typing import Any
 
 from hydrogen_magic.core import processes
 from hydrogen_magic.core.events import NamesChanged
+from hydrogen_magic.core.library_types import is_a
 from hydrogen_magic.node.worker.module_importer import SessionFinder
-from hydrogen_magic.node.worker.results.result_pickler import ResultPickler
+from hydrogen_magic.node.worker.results.result_pickler import DATA_PARALLEL, ResultPickler
 from hydrogen_magic.node.worker.session import redefinition
 from hydrogen_magic.node.worker.session.group_recovery import ProcessGroups
 from hydrogen_magic.node.worker.session.held_names import describe, gpu_memory_bytes, is_code
@@ -65,7 +66,7 @@ class RankNames:
     def match(self, sends: SessionSends) -> None:
         """Note which objects of the rank the notebook has got copies of."""
         for name, numbers in sends.matched.items():
-            found = objects_at(self._namespace.get(name), numbers)
+            found = objects_at(_unwrapped(self._namespace.get(name)), numbers)
             self.objects.match({numbers[path]: obj for path, obj in found})
 
     def receive(
@@ -124,6 +125,10 @@ class RankNames:
                 received.append(name)
                 if name in self._namespace:
                     old = self._namespace[name]
+                    if (
+                        _unwrapped(old) is value
+                    ):  # which the notebook has without the rank's wrapper
+                        value = old
                     earlier.update({name: old} if is_code(value) else {})
                     replaced |= {name: parts_of(old)} if old is not value else {}
                 self._namespace[name] = value
@@ -240,6 +245,11 @@ def _described(namespace: Mapping[str, Any], names: Iterable[str]) -> dict[str, 
     gone = object()
     found = {name: namespace.get(name, gone) for name in names}
     return {name: describe(value) for name, value in found.items() if value is not gone}
+
+
+def _unwrapped(obj: Any) -> Any:
+    """Return the module of a model that the rank has wrapped: the notebook has that alone."""
+    return obj.module if is_a(obj, *DATA_PARALLEL) else obj
 
 
 def _stale_text(name: str, users: Sequence[str]) -> str:
