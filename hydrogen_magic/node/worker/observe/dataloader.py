@@ -67,11 +67,11 @@ def _begin_epoch(epoch: Any, loader: Any) -> None:
 def _end_epoch(epoch: Any) -> None:
     reporter = _reporter.current()
     start = getattr(epoch, "_hydrogen_start", sys.maxsize)  # set by DataLoader's own __iter__
-    n_batches = len(epoch._index_sampler)
-    if reporter is None or reporter.rank or reporter.steps.count < start + max(2, n_batches):
-        return  # a rank that takes every other batch takes fewer steps
-    if _seen() or not _has_read_all(epoch):
+    if reporter is None or reporter.rank or _seen() or not _has_read_all(epoch):
         return
+    n_batches = len(epoch._index_sampler)
+    if reporter.steps.count < start + max(2, n_batches):
+        return  # a rank that takes every other batch takes fewer steps
     _seen().append(
         f"reads all {n_batches} batches of a data set that every rank has: to give each rank its share, pass"
         " hm.shard(dataset), or sampler=DistributedSampler(dataset), to the DataLoader"
