@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from hydrogen_magic.core import events as ev
 from hydrogen_magic.driver.state.gang_state import GangState, replay
 from hydrogen_magic.driver.state.stragglers import progress, remaining_s, stragglers
+from hydrogen_magic.node.worker.reporting.progress_bars import ProgressBars
 from hydrogen_magic.views.widget import rank_rows
 from tests import gang_events
 
@@ -137,6 +138,17 @@ def test_training_and_validation_bars_of_each_epoch_add_up() -> None:
     assert late is None, "the last epoch takes longer than the others"
     [rank] = running(1, *events).ranks
     assert remaining_s(rank, at_s) is None, "all epochs are finished"
+
+
+def test_the_bar_that_ends_last_is_shown_at_the_end() -> None:
+    """Though it was updated, and not sent yet, when those inside of it began."""
+    bars = ProgressBars(0, lambda: 1.0)
+    epochs, batches = bars.new(), bars.new()
+    bars.update(epochs, "epoch", 2, 3)
+    bars.update(batches, "batch", 10, 10, closed=True)
+    bars.update(epochs, "epoch", 3, 3, closed=True)
+    [rank] = running(1, *bars.take()).ranks
+    assert rank.bar is not None and rank.bar.desc == "epoch"
 
 
 def test_a_resumed_bar_is_as_fast_as_it_was_here() -> None:

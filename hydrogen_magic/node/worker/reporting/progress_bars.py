@@ -41,6 +41,8 @@ class ProgressBars:
         """Set the state of a bar."""
         at_s, total = self._now_s(), None if total is None else as_float(total)
         desc, unit = desc[:LONGEST_NAME], unit[:LONGEST_NAME]
+        if closed:  # after the bars inside of it, whose ends come before its own
+            self._waiting.pop(bar, None)
         self._waiting[bar] = ev.Progress(
             at_s, self._rank, bar, desc, as_float(n), total, unit, closed
         )
