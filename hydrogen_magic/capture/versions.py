@@ -89,11 +89,12 @@ class _VersionPickler(FingerprintPickler):
         originals, earlier = self._numbers, None
         if (name := self._notebook_name(obj)) is None:
             name = earlier = name_of_earlier(obj, self.needs.namespace, originals)
+        else:
+            originals.definitions.add(ObjectIdentity(obj))
         if name is None or self._is_root(name):
             originals.extended |= {ObjectIdentity(obj)} if earlier else set()
             return None
         self.code |= {name} & self.needs.namespace.keys()
-        originals.definitions.add(ObjectIdentity(obj))
         return resolve, ("__main__", obj.__qualname__)
 
     def _is_root(self, name: str) -> bool:

@@ -66,7 +66,7 @@ class Originals:
         self._references: list[weakref.ref[Any]] = []
         self._numbers: dict[int, int] = {}
         self.definitions: set[ObjectIdentity] = set()
-        """Functions and classes that a session's values refer to, also after they were defined again."""
+        """Functions and classes of a session's names and values, also after they were defined again."""
         self.extended: set[ObjectIdentity] = set()
         """Of these, earlier ones that the present one of the same name contains: ``class Net(Net)``."""
         self.of_ranks: set[ObjectIdentity] = set()

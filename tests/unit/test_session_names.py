@@ -642,6 +642,16 @@ def test_what_is_sent_later_refers_to_the_present_definitions(session: Session) 
     assert session.cell(f"{cell}, same.lr, same is trainer")[2:] == ((5, 5), 5, True, 6, True)
 
 
+def test_what_is_sent_later_follows_a_definition_that_no_value_of_the_ranks_refers_to(
+    session: Session,
+) -> None:
+    run = session.notebook.cell
+    run(f"{CONFIG.format(1)}class Own(Config): n = 0\nconfig, hooks = Own(), [loss]")
+    assert session.cell("Config.rate, loss()") == (1, 1)
+    run(CONFIG.format(2))
+    assert session.cell("*config.of(), hooks[0](), isinstance(config, Config)") == (2, 0, 2, True)
+
+
 def test_a_definition_that_extends_an_earlier_one_leaves_it_to_what_refers_to_it(
     session: Session,
 ) -> None:
