@@ -30,23 +30,26 @@ def test_a_stopped_cell_leaves_no_figure_to_the_next_one(monkeypatch: pytest.Mon
     assert pyplot.get_fignums() == []
 
 
-@pytest.mark.parametrize("is_announced", [True, False])
+@pytest.mark.parametrize("how", ["announced", "of the cell", "of the cell after an ignored stop"])
 def test_only_an_interrupt_that_the_agent_announces_is_a_stop(
-    is_announced: bool, monkeypatch: pytest.MonkeyPatch
+    how: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A cell may send one to itself, and catch it: what it raises later is its failure."""
     handlers: dict[int, Any] = {}
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(signal, "getsignal", handlers.get)
     monkeypatch.setattr(process_setup, "asked_to_stop", threading.Event())
+    monkeypatch.setattr(process_setup, "_stop_socket", -1)
     agents, ours = framing.pair()
     ours.setblocking(False)
     with agents, ours:
         process_setup._handle_interrupts(ours.fileno())
-        if is_announced:
+        if how != "of the cell":
             agents.send(b"i")
+        if how != "announced":
+            process_setup.forget_stop()  # before the next cell of a session
         handlers[signal.SIGINT](signal.SIGINT, None)
-    assert process_setup.asked_to_stop.is_set() == is_announced
+    assert process_setup.asked_to_stop.is_set() == (how == "announced")
 
 
 def test_a_child_that_the_cell_has_forked_does_not_wait_for_displays(

@@ -35,6 +35,8 @@ _default_threads = processes.usable_cores()
 asked_to_stop = threading.Event()
 """Set once the SIGINT of a stop has reached Python code; one that the cell sends to itself is not a stop."""
 
+_stop_socket = -1
+"""That of :class:`WorkerPipes`."""
 _interruptible: list[types.CodeType] = []
 
 
@@ -125,7 +127,8 @@ def _disown_finalizers() -> None:
 
 def _handle_interrupts(stop: int) -> None:
     """Handle SIGINT, and let the agent know that it reached Python code, also by a handler of the cell's."""
-    owner = os.getpid()
+    global _stop_socket
+    _stop_socket, owner = stop, os.getpid()
     set_handler, get_handler = signal.signal, signal.getsignal
 
     def react() -> None:
@@ -152,6 +155,13 @@ def _handle_interrupts(stop: int) -> None:
 
     set_handler(signal.SIGINT, on_interrupt)
     signal.signal, signal.getsignal = set_users, get_users  # type: ignore[assignment]
+
+
+def forget_stop() -> None:
+    """Forget the stop of an earlier gang, of which the cell may have ignored the SIGINT."""
+    asked_to_stop.clear()
+    with suppress(BlockingIOError):  # it has not
+        os.read(_stop_socket, 64)
 
 
 @dataclass(frozen=True)
