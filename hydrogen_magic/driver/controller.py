@@ -154,13 +154,12 @@ class GangController:
         """Keep what replaces the results until the notebook has taken them, and delete other checkpoints."""
         results, checkpoints = self._run.results, self._job.checkpoints
         has_saved = checkpoints.is_dir()
-        if results.are_complete:
-            if has_saved or not results.are_awaited:
-                await _in_thread(self._keep)
-        elif has_saved:
+        if has_saved and not results.are_complete:
             load = f"hydrogen_magic.checkpoint.load({str(checkpoints)!r})"
             text = f"not all results arrived, so the last checkpoint is kept: load it with {load}"
             self._notice("warning", text)
+        if has_saved or not results.are_awaited:
+            await _in_thread(self._keep)
 
     def _keep(self) -> None:
         if problem := self._run.results.keep(self._job.checkpoints):

@@ -407,6 +407,13 @@ def not_here() -> None:
         ("awaited", ["checkpoints"], []),
         ("on a full disk", ["checkpoints"], []),
         ("without a result", [], []),
+        ("without the value", ["checkpoints", "results-0", "unseen"], ["checkpoints"]),
+        (
+            "with a part of one",
+            ["checkpoints", "results-0", "unseen"],
+            ["checkpoints", "results-0"],
+        ),
+        ("with a reason alone", ["checkpoints"], ["checkpoints"]),
         ("not loadable", ["results-0", "unseen"], ["results-0", "unseen"]),
         ("not loadable, awaited", ["checkpoints"], ["checkpoints"]),
         ("not loadable before", ["results-0", "unseen"], []),
@@ -425,6 +432,11 @@ def test_something_replaces_results_until_they_are_used(
         results.add(0, 0, ResultPart(CELL_VALUE), packed({CELL_VALUE: NotHere()})[CELL_VALUE])
     elif how == "without a result":
         results.add(0, 0, ResultPart(CELL_VALUE), result_stream.NONE)
+    elif how.startswith("with"):
+        if "reason" not in how:
+            part = ResultPart("model", is_partial="part" in how)
+            results.add(0, 0, part, packed({"model": [1]})["model"])
+        results.add(0, 0, ResultPart(CELL_VALUE, "a lock"), Payload(b""))
     else:
         sent_by(0, results)
     results.are_awaited = how.endswith("awaited")

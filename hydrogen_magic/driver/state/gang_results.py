@@ -96,13 +96,18 @@ class RankResults:
         return any(part.name == CELL_VALUE for part, _ in self.parts)
 
     @property
+    def are_partial(self) -> bool:
+        """Whether some of them arrived without some of their objects."""
+        return any(part.is_partial for part, _ in self.parts)
+
+    @property
     def _have_unopened(self) -> bool:
         return any(isinstance(obj, UnopenedPart) for obj in (self._opened or {}).values())
 
     def is_worth_saving(self, has_succeeded: bool) -> bool:
         """Whether the notebook may need these results from the run log."""
         if has_succeeded:
-            return self._have_unopened or any(part.is_partial for part, _ in self.parts)
+            return self._have_unopened or self.are_partial
         return any(
             part.name or section.pickled != result_stream.NONE.pickled
             for part, section in self.parts
@@ -349,14 +354,15 @@ class GangResults:
         """Keep what replaces the results of a gang that has succeeded until its kernel has unpickled them.
 
         These are copies in the run log if no cell waits for the results, and otherwise ``checkpoints``, the
-        folder of the ranks, which is deleted as soon as it is not needed. Return a sentence if copies could
-        not be saved, else an empty text.
+        folder of the ranks, which is deleted as soon as it is not needed; it stays if results are missing.
+        Return a sentence if copies could not be saved, else an empty text.
         """
-        found = [each for each in self._ranks.values() if each.is_worth_saving(False)]
+        arrived = [each for each in self._ranks.values() if each.names]
+        found = [each for each in arrived if each.is_worth_saving(False)]
         problem = ""
         if found and (self.are_awaited or self.are_temporary or (problem := self._copy(found))):
-            self._until_opened.append(checkpoints)
-        else:
+            self._until_opened += [checkpoints] if self.are_complete else []
+        elif self.are_complete:
             shutil.rmtree(checkpoints, ignore_errors=True)
         return problem
 
@@ -366,7 +372,8 @@ class GangResults:
             for results in found:
                 path = saved_path(self._folder, results.rank)
                 result_stream.save(results.parts, path)
-                self._until_opened.append(path)
+                if not results.are_partial:  # these can be loaded from there alone
+                    self._until_opened.append(path)
             unseen = self._folder / run_log.UNSEEN
             unseen.touch(mode=0o600)
             self._until_opened.append(unseen)

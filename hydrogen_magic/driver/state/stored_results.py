@@ -65,7 +65,8 @@ class StoredResults(GangResults):
         return f"{problem}; they are lost"
 
     def keep(self, checkpoints: Path) -> str:
-        shutil.rmtree(checkpoints, ignore_errors=True)  # the results are saved
+        if self.are_complete:  # they are saved
+            shutil.rmtree(checkpoints, ignore_errors=True)
         return ""
 
     def _try_to_store(self) -> str:
