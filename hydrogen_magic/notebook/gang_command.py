@@ -61,7 +61,7 @@ def _list(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
 def _show(command: GangCommand, say: Callable[[list[str]], Any]) -> None:
     gang = _find(command.gang)
     state = gang.snapshot()
-    if draws_widgets():
+    if draws_widgets() or (draws_html() and state.is_terminal):
         _draw(gang, state)
         return
     say(gang_lines(state, state.now_s, 100))

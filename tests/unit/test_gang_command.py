@@ -9,6 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -137,6 +138,19 @@ def test_a_gang_that_was_attached_to_again_is_the_last_one(monkeypatch: pytest.M
     assert gang_command.manage(GangCommand("attach", out=("model",))) is gangs[0]
     for gang in gangs:
         known_gangs.forget(gang)
+
+
+@pytest.mark.parametrize(("has_ended", "is_drawn"), [(True, True), (False, False)])
+def test_a_headless_run_draws_a_gang_that_has_ended(
+    has_ended: bool, is_drawn: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write("a1b2", launched("a1b2"), *([ENDED] if has_ended else []))
+    view = MagicMock()
+    monkeypatch.setattr(gang_command, "draws_html", lambda: True)
+    monkeypatch.setattr(gang_command, "pick_view", lambda *_, **__: view)
+    said: list[str] = []
+    gang_command.manage(GangCommand("show", gang="a1b2"), said.append)
+    assert view.close.called == is_drawn and bool(said) != is_drawn
 
 
 def test_a_gang_of_another_kernel_is_followed_until_it_ends(
