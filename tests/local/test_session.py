@@ -284,6 +284,13 @@ def test_children_odd_objects_and_streams_of_cells_cost_nothing(cells: Cells) ->
     assert cells.on_ranks("kept") == 1
 
 
+def test_a_report_names_the_earlier_cells_of_a_session(cells: Cells) -> None:
+    cells.on_ranks("def helper(v):\n    return v / 0", "--np 2")
+    with pytest.raises(RankFailedError) as caught:
+        cells.on_ranks("helper(3)")
+    assert re.search(r"^  Cell In\[\d+\], line 3, in helper$", caught.value.report, re.MULTILINE)
+
+
 @pytest.mark.parametrize(
     ("end", "others", "why"),
     [

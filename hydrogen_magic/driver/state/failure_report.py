@@ -327,11 +327,13 @@ def _without_middle(run: Sequence[Frame]) -> Iterator[Frame]:
 def _shown(frame: Frame, cells: Mapping[str, str]) -> list[str]:
     if frame.n_left_out:
         return [f"  ... {counted(frame.n_left_out, 'more frame')} ..."]
-    place = cells.get(frame.file) or f"File {clean_name(frame.file)}"
+    earlier = _CELL.fullmatch(frame.file)  # of a session, which sends no names of earlier cells
+    place = cells.get(frame.file) or (earlier[1] if earlier else f"File {clean_name(frame.file)}")
     where = f"  {place}, line {frame.line}, in {clean_name(frame.function)}"
     return [where, *([f"      {clean_name(frame.text)}"] if frame.text else [])]
 
 
+_CELL = re.compile(r"<(Cell In\[\d+\])>")
 _LIBRARY = re.compile(
     r"[/\\](?:site-packages|dist-packages)[/\\](?P<installed>.*)"
     r"|[/\\]lib[/\\]python\d[\d.]*[/\\](?!site-packages|dist-packages)(?P<standard>.*)"
