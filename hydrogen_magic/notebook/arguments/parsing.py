@@ -167,7 +167,7 @@ def add_display(parser: LineParser) -> None:
         help="ranks whose displays and figures are shown",
     )
     add("--pdb", action="store_true", default=None, help="debug a rank that fails")
-    add("--detach", action="store_true", help="return a Gang at once")
+    add("--detach", action="store_true", help="return at once; the gang runs in the background")
     add("--quiet", action="store_true", default=None, help="show only output and result")
     add("--dry-run", action="store_true", help="print what would run where, and exit")
     add("-h", "--help", action="store_true", help="show this help")
