@@ -74,7 +74,10 @@ def clean_up_abandoned() -> list[str]:
 
 
 def untaken() -> list[run_log.Summary]:
-    """Return, once, the gangs that succeeded and whose kernel ended before it used their results."""
+    """Return, once, the gangs that succeeded and whose kernel ended before it used their results.
+
+    The kernel of a gang of another machine seems to have ended: its record is silent.
+    """
     found = [
         each
         for each in run_log.recent()

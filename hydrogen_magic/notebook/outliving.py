@@ -73,7 +73,7 @@ def untaken_lines() -> Iterator[str]:
     for found in gangs[:_MOST_UNTAKEN]:
         about = f"{found.launched.name}, started {_time(found.launched.wall_time)}"
         yield (
-            f"gang {found.gang} succeeded ({about}), and its kernel ended before its results were used: "
+            f"gang {found.gang} succeeded ({about}), and its results have not been used: "
             f"{_way_to_load(found)}"
         )
     if others := [found.gang for found in gangs[_MOST_UNTAKEN:]]:

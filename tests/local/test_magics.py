@@ -367,7 +367,7 @@ def test_loading_reports_results_that_an_earlier_kernel_did_not_use_once(
     line, *others, rest = capsys.readouterr().out.splitlines()
     assert line.startswith("gang gone4 succeeded (") and len(others) == 2
     call = "hydrogen_magic.load_results('gone4', 1)"
-    assert line.endswith(f"and its kernel ended before its results were used: {call}")
+    assert line.endswith(f"and its results have not been used: {call}")
     assert rest == "the same holds for 2 more gangs: gone1, gone0"
     assert known_gangs.load_results("gone4", 1) == {"_": value}
     extension.unload(shell)
