@@ -142,6 +142,8 @@ class SessionUse:
     """Those of the local modules that it sends."""
     within: Mapping[str, Version] = field(default_factory=dict)
     """The notebook's versions of other names, whose values are parts of what it sends."""
+    left: Collection[str] = ()
+    """Other names that have got another value in the notebook, and whose earlier one it sends."""
 
     @property
     def held(self) -> list[str]:
@@ -263,6 +265,12 @@ class SessionNames:
     def decide(self, cell: CellNames) -> dict[str, Decision]:
         """Return what happens to each name that the cell uses."""
         found = {name: self._decide(name, cell) for name in cell.versions}
+        sent = {n for n, each in found.items() if each.action in (Action.SEND, Action.FILL)}
+        parts = {part for name in sent for part in cell.versions[name].parts}
+        for name in found.keys() - sent:
+            earlier = self.parts([name]) - cell.versions[name].parts
+            if not earlier.isdisjoint(parts) and not self.changes(name, cell.ranks):
+                found[name] = Decision(Action.SEND, "assigned in the notebook", cell.ranks)
         return {name: self._with_parts(name, found, cell) for name in found}
 
     def _decide(self, name: str, cell: CellNames) -> Decision:
@@ -333,6 +341,9 @@ class SessionNames:
         for name in use.within.keys() & received:
             if not self.changes(name, {rank}):
                 self._set(name, rank, NameState(use.within[name]))
+        for name in use.left:
+            if name in self.held and not self.changes(name, {rank}):
+                self._set(name, rank, NameState(None))
 
     def _set(self, name: str, rank: int, state: NameState) -> None:
         self.held.setdefault(name, {})[rank] = state

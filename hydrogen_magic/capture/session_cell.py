@@ -67,7 +67,8 @@ class SessionCapture:
         cell = CellNames(versions, self.ranks, frozenset(self.push), frozenset(out))
         decisions = self.names.decide(cell)
         use = SessionUse(cell, decisions, before, self.names, self.where, needs.imported)
-        use = replace(use, within=self._within(use, needs))
+        within, left = self._within(use, needs)
+        use = replace(use, within=within, left=left)
         perhaps = needs.possible.keys() - needs.values.keys()
         for name in use.of(Action.KEEP, Action.CONFLICT):
             needs.values.pop(name, None)
@@ -116,18 +117,21 @@ class SessionCapture:
             if name in needs.namespace and self._is_newer(name, needs.namespace[name], reader):
                 needs.possible[name] = f"used by {uses[name].function}"
 
-    def _within(self, use: SessionUse, needs: RequiredNames) -> dict[str, Version]:
-        """Return the versions of names that are not sent, and whose values are parts of those that are."""
+    def _within(
+        self, use: SessionUse, needs: RequiredNames
+    ) -> tuple[dict[str, Version], list[str]]:
+        """Return what :attr:`SessionUse.within` and :attr:`SessionUse.left` are."""
         versions, reader = use.cell.versions, VersionReader(needs.copy(), self.originals)
         sent = {part for name in use.of(Action.SEND, Action.FILL) for part in versions[name].parts}
         others = self.names.held.keys() & needs.namespace.keys() - versions.keys() if sent else ()
-        values = {name: needs.namespace[name] for name in others}
-        return {
-            name: reader.read(name)
-            for name, value in values.items()
-            if self.originals.number(value) in sent
-            and self.names.is_same_object(name, ObjectIdentity(value), self.ranks)
-        }
+        within, left = dict[str, Version](), list[str]()
+        for name in others:
+            value = needs.namespace[name]
+            if not self.names.is_same_object(name, ObjectIdentity(value), self.ranks):
+                left += [] if sent.isdisjoint(self.names.parts([name])) else [name]
+            elif self.originals.number(value) in sent:
+                within[name] = reader.read(name)
+        return within, left
 
     def _reads(self, name: str, needs: RequiredNames) -> Sequence[FunctionRead]:
         """Return what a function or class of the notebook reads."""

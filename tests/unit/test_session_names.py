@@ -476,6 +476,17 @@ def test_a_name_that_the_notebook_gives_another_part_of_what_it_sends_is_sent(
     assert session.cell("w.tolist(), w is pair[0]") == ([4], True)
 
 
+@pytest.mark.parametrize("cell", ["d", "a, d"])
+def test_a_name_that_the_notebook_gives_an_equal_value_does_not_follow_the_earlier_one(
+    cell: str, session: Session
+) -> None:
+    session.notebook.cell("import numpy as np\na = np.zeros(1); d = [a]")
+    session.cell("a, d")
+    session.notebook.cell("a = a.copy(); d[0] += 1")
+    session.cell(cell)
+    assert session.cell("a[0], d[0][0]") == (0, 1)
+
+
 def test_a_view_that_ranks_have_got_apart_from_its_array_is_sent_again_after_out(
     session: Session,
 ) -> None:
