@@ -356,12 +356,13 @@ def test_loading_reports_results_that_an_earlier_kernel_did_not_use_once(
     gone, names = f"{machine}:4194303:1", [f"gone{number}" for number in range(5)]
     owners = {**dict.fromkeys(names, gone), "here": run_log.owner_of_this_process()}
     name_of_value, value = result_stream.CELL_VALUE, {"loss": 0.5}
+    results: dict[str, GangResults] = {}  # copies of dropped ones are deleted
     for began, (name, owner) in enumerate(owners.items()):
         write_run(name, owner, ev.GangEnded(9.0, "SUCCEEDED", "2 ranks finished"), wall_time=began)
-        results = GangResults(name, run_log.run_dir(name))
+        results[name] = GangResults(name, run_log.run_dir(name))
         section = result_stream.Packer(Pickler).pack(name_of_value, value)
-        results.add(1, 0, messages.ResultPart(name_of_value), section)
-        assert not results.keep(run_log.run_dir(name) / run_log.CHECKPOINTS)
+        results[name].add(1, 0, messages.ResultPart(name_of_value), section)
+        assert not results[name].keep(run_log.run_dir(name) / run_log.CHECKPOINTS)
     extension.unload(shell)
     extension.load(shell)
     line, *others, rest = capsys.readouterr().out.splitlines()
