@@ -38,8 +38,7 @@ def test_only_an_interrupt_that_the_agent_announces_is_a_stop(
     handlers: dict[int, Any] = {}
     monkeypatch.setattr(signal, "signal", handlers.__setitem__)
     monkeypatch.setattr(signal, "getsignal", handlers.get)
-    monkeypatch.setattr(process_setup, "asked_to_stop", threading.Event())
-    monkeypatch.setattr(process_setup, "_stop_socket", -1)
+    monkeypatch.setattr(process_setup, "asked_to_stop", process_setup.StopRequest())
     agents, ours = framing.pair()
     ours.setblocking(False)
     with agents, ours:
@@ -47,7 +46,7 @@ def test_only_an_interrupt_that_the_agent_announces_is_a_stop(
         if how != "of the cell":
             agents.send(b"i")
         if how != "announced":
-            process_setup.forget_stop()  # before the next cell of a session
+            process_setup.asked_to_stop.forget()  # before the next cell of a session
         handlers[signal.SIGINT](signal.SIGINT, None)
     assert process_setup.asked_to_stop.is_set() == (how == "announced")
 

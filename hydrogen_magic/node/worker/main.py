@@ -146,7 +146,7 @@ def _run(
             rank.leave()
             return 0
         later, fds = received
-        process_setup.forget_stop()
+        process_setup.asked_to_stop.forget()
         process_setup.update_environment(start.env, later.env)
         rank, start = _Rank(control, reader, later, fds, rank.kept), later
         code = rank.run()

@@ -32,11 +32,31 @@ _WAITING_THREADS = 1
 _default_threads = processes.usable_cores()
 """The libraries' own defaults."""
 
-asked_to_stop = threading.Event()
-"""Set once the SIGINT of a stop has reached Python code; one that the cell sends to itself is not a stop."""
 
-_stop_socket = -1
-"""That of :class:`WorkerPipes`."""
+class StopRequest(threading.Event):
+    """Set once the SIGINT of a stop has reached Python code; one of the cell itself is not a stop."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.socket = -1
+        """That of :class:`WorkerPipes`."""
+
+    def note_interrupt(self) -> None:
+        """Take a SIGINT for the stop if the agent has announced it, and answer."""
+        with suppress(BlockingIOError):  # it has not
+            os.read(self.socket, 1)
+            self.set()
+            os.write(self.socket, b"i")
+
+    def forget(self) -> None:
+        """Forget the stop of an earlier gang, of which the cell may have ignored the SIGINT."""
+        self.clear()
+        with suppress(BlockingIOError):  # it has not
+            os.read(self.socket, 64)
+
+
+asked_to_stop = StopRequest()
+
 _interruptible: list[types.CodeType] = []
 
 
@@ -127,16 +147,12 @@ def _disown_finalizers() -> None:
 
 def _handle_interrupts(stop: int) -> None:
     """Handle SIGINT, and let the agent know that it reached Python code, also by a handler of the cell's."""
-    global _stop_socket
-    _stop_socket, owner = stop, os.getpid()
+    asked_to_stop.socket, owner = stop, os.getpid()
     set_handler, get_handler = signal.signal, signal.getsignal
 
     def react() -> None:
         if os.getpid() == owner:
-            with suppress(BlockingIOError):  # not from the agent
-                os.read(stop, 1)
-                asked_to_stop.set()
-                os.write(stop, b"i")
+            asked_to_stop.note_interrupt()
 
     def on_interrupt(signum: int, frame: types.FrameType | None) -> None:
         react()
@@ -155,13 +171,6 @@ def _handle_interrupts(stop: int) -> None:
 
     set_handler(signal.SIGINT, on_interrupt)
     signal.signal, signal.getsignal = set_users, get_users  # type: ignore[assignment]
-
-
-def forget_stop() -> None:
-    """Forget the stop of an earlier gang, of which the cell may have ignored the SIGINT."""
-    asked_to_stop.clear()
-    with suppress(BlockingIOError):  # it has not
-        os.read(_stop_socket, 64)
 
 
 @dataclass(frozen=True)
