@@ -265,7 +265,7 @@ class Distributed(Magics):
         earlier = known_gangs.gangs().get(self._detached.get((title, cell), ""))
         self._detached[title, cell] = gang.id
         if earlier is not None and not earlier.snapshot().is_terminal:
-            before = f"gang {earlier.id}, which this cell has launched before, still runs"
+            before = f"gang {earlier.id}, launched before by the same code, still runs"
             print(f"{before}: %gang stop {earlier.id} stops it")
 
     def _captured(self, arguments: Arguments, cell: str | None, planned: Plan) -> capture.Captured:

@@ -609,4 +609,4 @@ def test_a_kernel_that_is_shut_down_while_a_child_lingers_ends_in_order(
     assert [mark.read_text() for mark in marks] == ["cleaned up"] * 2
     assert not any(folders.rglob("*.parquet"))
     kernel.load()
-    assert "its kernel ended" in kernel.run(f"%gang show {name}").stream()
+    assert "its kernel ended" in kernel.run(f"%gang show {name}").block

@@ -757,7 +757,7 @@ def test_a_detached_cell_that_is_run_again_names_its_gang_that_still_runs(
     other = run(shell, f"{line}\n{cell} # another one")
     assert "still runs" not in capsys.readouterr().out
     again = run(shell, f"{line}\n{cell}")
-    said = f"gang {first.id}, which this cell has launched before, still runs: %gang stop {first.id} stops it"
+    said = f"gang {first.id}, launched before by the same code, still runs: %gang stop {first.id} stops it"
     assert said in capsys.readouterr().out.splitlines()
     for gang in (first, other, again):
         gang.stop(kill=True)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import os
 import re
 import shutil
 import threading
@@ -55,6 +56,7 @@ class RankResults:
         """The notebook has all of it: see :meth:`release`."""
         self._until_opened = until_opened if until_opened is not None else []
         """What replaces the results if the kernel ends before it has unpickled them; deleted then."""
+        self._owner = os.getpid()
         self._opened: dict[str, Any] | None = None
         self._referents: list[Any] = []
         """Objects that the opened results refer to weakly."""
@@ -161,9 +163,13 @@ class RankResults:
         with self._opening:
             if self._opened is None:
                 self._opened = self._unpacked(originals, loading)
-            if not self._have_unopened:
-                _delete(self._until_opened)
+            self._drop_replacements()
             return self._opened
+
+    def _drop_replacements(self) -> None:
+        """Delete what replaces the results, if all could be unpickled, and not in a fork of the kernel."""
+        if not self._have_unopened and os.getpid() == self._owner:
+            _delete(self._until_opened)
 
     def _unpacked(
         self,
@@ -188,8 +194,7 @@ class RankResults:
                 fresh = self._unpacked()
                 failed = [n for n, obj in self._opened.items() if isinstance(obj, UnopenedPart)]
                 self._opened.update({each: fresh[each] for each in failed})
-                if not self._have_unopened:
-                    _delete(self._until_opened)
+                self._drop_replacements()
             return self._opened[name]
 
     def release(self) -> None:
@@ -380,6 +385,7 @@ class GangResults:
             # Else a loop that launches gangs and uses no result would fill the disk.
             dropped_objects.when_dropped(self, functools.partial(_delete, self._until_opened))
         except OSError as error:
+            _delete(self._until_opened)
             why = error.strerror or error
             return f"until they are used, the results are {self._not_saved} ({why})"
         return ""
