@@ -303,7 +303,7 @@ class KeptParts:
         self._has_succeeded = True
         if self._folder is not None and self._entries:
             with suppress(OSError):
-                (self._folder.parent / run_log.UNSEEN).touch(mode=0o600)
+                run_log.mark_unseen(self._folder.parent)
 
     def drop_result(self) -> None:
         """Delete the answers if nothing in this kernel can use the result any more."""

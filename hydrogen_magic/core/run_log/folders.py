@@ -127,6 +127,11 @@ def is_unseen(gang_id: str) -> bool:
     return (run_dir(gang_id) / UNSEEN).exists()
 
 
+def mark_unseen(folder: Path) -> None:
+    """Note in the folder of a run that no kernel has seen its end, or used its results. Raises OSError."""
+    (folder / UNSEEN).touch(mode=0o600)
+
+
 def mark_seen(gang_id: str) -> None:
     """Note that a kernel has seen the end of a gang, or reported or loaded its results."""
     with suppress(OSError):

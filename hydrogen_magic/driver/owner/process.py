@@ -85,7 +85,7 @@ def _launched(request: msg.OwnGang, closure: int) -> tuple[Gang, socket.socket]:
                 f"--outlive needs a record of the gang, which cannot be made: {why}"
             )
         listener = local_socket.listen(gang.folder)
-        (gang.folder / run_log.UNSEEN).touch(mode=0o600)
+        run_log.mark_unseen(gang.folder)
     except (OSError, PlacementError):
         gang.stop(kill=True)
         gang.wait()

@@ -379,9 +379,8 @@ class GangResults:
                 result_stream.save(results.parts, path)
                 if not results.are_partial:  # these can be loaded from there alone
                     self._until_opened.append(path)
-            unseen = self._folder / run_log.UNSEEN
-            unseen.touch(mode=0o600)
-            self._until_opened.append(unseen)
+            run_log.mark_unseen(self._folder)
+            self._until_opened.append(self._folder / run_log.UNSEEN)
             # Else a loop that launches gangs and uses no result would fill the disk.
             dropped_objects.when_dropped(self, functools.partial(_delete, self._until_opened))
         except OSError as error:

@@ -65,11 +65,8 @@ def progress(rank: RankState) -> float | None:
     current unit: 1 of 4 epochs and 30 of 60 batches are 0.375. Of several bars in an epoch, each counts as an
     equal part of it.
     """
-    bars = _telling(rank.bars.values())
-    if not bars:
-        bars = [bar for bar in rank.bars.values() if bar.has_total][-1:]
     inside: float | None = None
-    for bar in reversed(bars):
+    for bar in reversed(_telling_or_last(rank)):
         n_inside = bar.n_inside if inside is None else max(0, bar.n_inside - 1) + inside
         done = (bar.n + n_inside / max(1, bar.most_inside)) / (bar.total or 1.0)
         inside = min(1.0, max(0.0, done))
@@ -78,11 +75,7 @@ def progress(rank: RankState) -> float | None:
 
 def _outermost(ranks: Sequence[RankState]) -> dict[int, float]:
     """Return the finished part of each rank's outermost bar, or of its last one if none is open."""
-    found = {
-        rank.rank: _telling(rank.bars.values())
-        or [bar for bar in rank.bars.values() if bar.has_total][-1:]
-        for rank in ranks
-    }
+    found = {rank.rank: _telling_or_last(rank) for rank in ranks}
     return {rank: bars[0].n / (bars[0].total or 1.0) for rank, bars in found.items() if bars}
 
 
@@ -153,3 +146,9 @@ def _behind(done: Mapping[int, float], at_least: float, words: str) -> Mapping[i
 def _telling(bars: Iterable[ProgressBar]) -> list[ProgressBar]:
     """Return the open bars with a total, outermost first."""
     return [bar for bar in bars if not bar.closed and bar.has_total]
+
+
+def _telling_or_last(rank: RankState) -> list[ProgressBar]:
+    """Return its open bars with a total, outermost first, or the last one with a total if none is open."""
+    bars = list(rank.bars.values())
+    return _telling(bars) or [bar for bar in bars if bar.has_total][-1:]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from hydrogen_magic.core import events as ev
@@ -124,17 +124,16 @@ def _newest(
     return found[::-1], spent
 
 
-def _notes(dropped: Iterable[tuple[OutputLine, float]]) -> list[tuple[OutputLine, float]]:
+def _notes(dropped: Sequence[tuple[OutputLine, float]]) -> list[tuple[OutputLine, float]]:
     """Return notes that take the place of lines: one for each rank, or for all if there are many."""
-    found = list(dropped)
-    n_lines = Counter({line.rank: 0 for line, _ in found})
-    for line, _ in found:
+    n_lines = Counter[int]()
+    for line, _ in dropped:
         n_lines[line.rank] += max(1, line.n_left_out)
     if len(n_lines) > _MOST_NOTES:
         of_all = f"... {counted(n_lines.total(), 'line')} of {len(n_lines)} ranks not shown here"
-        return [(OutputLine(min(n_lines), "note", of_all), found[-1][1])]
+        return [(OutputLine(min(n_lines), "note", of_all), dropped[-1][1])]
     return [
-        (OutputLine(rank, "note", f"... {counted(n, 'line')} not shown here"), found[-1][1])
+        (OutputLine(rank, "note", f"... {counted(n, 'line')} not shown here"), dropped[-1][1])
         for rank, n in sorted(n_lines.items())
     ]
 

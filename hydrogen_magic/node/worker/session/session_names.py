@@ -125,9 +125,7 @@ class RankNames:
                 received.append(name)
                 if name in self._namespace:
                     old = self._namespace[name]
-                    if (
-                        _unwrapped(old) is value
-                    ):  # which the notebook has without the rank's wrapper
+                    if _unwrapped(old) is value:  # the notebook has it without the wrapper
                         value = old
                     earlier.update({name: old} if is_code(value) else {})
                     replaced |= {name: parts_of(old)} if old is not value else {}
